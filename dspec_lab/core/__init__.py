@@ -1,0 +1,1 @@
+"""Records, random streams, sampling and the accept / replace laws of speculative decoding."""

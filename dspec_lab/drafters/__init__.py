@@ -1,0 +1,1 @@
+"""Drafters: the protocol start / propose / commit and one drafter a file."""
