@@ -1,0 +1,1 @@
+"""Prompt sets, the paper's numbers, and comparisons with intervals. Import the module you need."""
