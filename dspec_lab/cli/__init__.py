@@ -1,0 +1,1 @@
+"""The `dspec` command: one module a verb."""

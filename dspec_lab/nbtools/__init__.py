@@ -1,0 +1,1 @@
+"""Notebook tools: run, lint, twin check, list."""
