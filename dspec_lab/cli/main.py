@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dspec_lab import __version__
 
@@ -25,12 +25,21 @@ VERBS = (
 )
 
 
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that takes no shortened options and says what is wrong in one line. Its subparsers do the same."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"dspec: error: {message} (see {self.prog} --help)\n")
+
+
 def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
     """The parser of `dspec`. Only `verb` gets its options: the other modules are not imported."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="dspec",
         description="Speculative decoding on a real model: draft cheaply, verify in one pass, keep the target's law.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"dspec_lab {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -41,7 +50,7 @@ def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
         else:
             subparsers.add_parser(name, help=line, add_help=False)
     for sub in subparsers.choices.values():
-        sub.allow_abbrev = False
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
     return parser
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,20 +87,18 @@ def check_converted(folder: Path) -> None:
         raise ValueError(f"{folder}: after 'The capital of France is' the model says {answer!r}, not ' Paris'")
 
 
-class _quiet_transformers:
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
     """Hides transformers' progress bars and warnings inside the block."""
+    from transformers.utils import logging
 
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self._level = logging.get_verbosity()
-        self._bars = logging.is_progress_bar_enabled()
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        from transformers.utils import logging
-
-        logging.set_verbosity(self._level)
-        if self._bars:
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # the unpacking bar does not ask whether bars are wanted
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
             logging.enable_progress_bar()
