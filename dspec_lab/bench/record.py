@@ -17,7 +17,9 @@ from dspec_lab import __version__
 LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "triton")
 
 
-def run_record(settings: Any, seed: int | None, *, dtype: str | None = None, model: str | None = None) -> dict[str, Any]:
+def run_record(
+    settings: Any, seed: int | None, *, dtype: str | None = None, model: str | None = None
+) -> dict[str, Any]:
     """JSON-ready record of one run: `settings` as resolved, `seed`, `dtype`, versions, threads, CPU and GPU, date.
 
     `settings` is a mapping or a dataclass. torch is asked about threads and the GPU only if it is loaded already:

@@ -50,7 +50,9 @@ def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
         else:
             subparsers.add_parser(name, help=line, add_help=False)
     for sub in subparsers.choices.values():
-        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
+        sub.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
     return parser
 
 

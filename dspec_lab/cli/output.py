@@ -6,12 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dspec_lab.core.files import json_text, write_text
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +39,8 @@ def write_result(target: str | None, result: Any) -> None:
         write_text(target, text)
 
 
-def text_console(target: str | None) -> Console:
-    """Console for the text a person reads: standard output, or standard error while JSON takes that (`-`)."""
+def text_console(target: str | None) -> Any:
+    """Rich console for the text a person reads: standard output, or standard error while JSON takes that (`-`)."""
     from rich.console import Console
 
     return Console(stderr=target == "-", highlight=False, soft_wrap=True)

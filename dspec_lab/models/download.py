@@ -18,7 +18,7 @@ from urllib.request import url2pathname
 # (what is being done, bytes done, bytes in all; 0 of 0 where there is nothing to count)
 Progress = Callable[[str, int, int], None]
 
-CHUNK_BYTES = 2**20
+CHUNK_BYTES = 2**16  # what a dropped connection can lose at most
 TRIES = 5  # in a row without one new byte
 TIMEOUT_S = 60.0  # without a byte from the server
 

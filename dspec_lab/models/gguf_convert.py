@@ -65,8 +65,9 @@ def check_converted(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     dtypes = weight_dtypes(folder / "model.safetensors")
-    if len(dtypes) != NUM_TENSORS or set(dtypes.values()) != {"BF16"}:
-        raise ValueError(f"{folder}: {len(dtypes)} tensors of {sorted(set(dtypes.values()))}, not {NUM_TENSORS} of BF16")
+    kinds = sorted(set(dtypes.values()))
+    if len(dtypes) != NUM_TENSORS or kinds != ["BF16"]:
+        raise ValueError(f"{folder}: {len(dtypes)} tensors of {kinds}, not {NUM_TENSORS} of BF16")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if len(tokenizer) != VOCAB_SIZE or tokenizer.eos_token_id != EOS_ID or tokenizer.eos_token != EOS_TOKEN:
         found = (len(tokenizer), tokenizer.eos_token_id, tokenizer.eos_token)
