@@ -187,24 +187,24 @@ def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
     return config
 
 
-def inverse_frequencies(rotary: Rotary, head_dim: int) -> Float[Tensor, " C2"]:
+def inverse_frequencies(rotary: Rotary, head_dim: int) -> Float[Tensor, " P"]:
     """Angle per position of each rotary pair, theta^(-2m/d) in fp32, stretched or zeroed as `kind` says.
 
     Ref: Su et al. 2021 (arXiv:2104.09864); "llama3" stretches the slow pairs only and blends in between.
     """
-    exponent_C = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    freq_C = 1.0 / (rotary.theta**exponent_C)
+    exponent_P = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    freq_P = 1.0 / (rotary.theta**exponent_P)
     if rotary.kind == "proportional":
-        freq_C[math.floor(rotary.partial * head_dim / 2) :] = 0.0
-        return freq_C / rotary.factor
+        freq_P[math.floor(rotary.partial * head_dim / 2) :] = 0.0
+        return freq_P / rotary.factor
     if rotary.kind == "linear":
-        return freq_C / rotary.factor
+        return freq_P / rotary.factor
     if rotary.kind == "llama3":
-        turns_C = rotary.original_max_positions * freq_C / (2 * math.pi)
+        turns_P = rotary.original_max_positions * freq_P / (2 * math.pi)
         low, high = rotary.low_freq_factor, rotary.high_freq_factor
-        blend_C = ((turns_C - low) / (high - low)).clamp(0.0, 1.0)
-        return (1 - blend_C) * freq_C / rotary.factor + blend_C * freq_C
-    return freq_C
+        blend_P = ((turns_P - low) / (high - low)).clamp(0.0, 1.0)
+        return (1 - blend_P) * freq_P / rotary.factor + blend_P * freq_P
+    return freq_P
 
 
 def _attention_shape(config: Mapping[str, object], family: TargetFamily, kind: str) -> AttentionShape:
@@ -237,9 +237,7 @@ def _gemma4_full_attention(config: Mapping[str, object], head_dim: int, num_kv_h
         entries = [entry if isinstance(entry, Mapping) else vars(entry) for entry in per_layer.values()]
         widths = {(int(entry.get("head_dim", head_dim)), entry.get("num_key_value_heads")) for entry in entries}
         if len(widths) != 1:
-            raise ValueError(
-                f"per_layer_config gives full-attention layers of different shapes: {sorted(map(str, widths))}"
-            )
+            raise ValueError(f"per_layer_config gives full-attention layers of {len(widths)} shapes: {widths}")
         ((full_head_dim, full_kv_heads),) = widths
         return full_head_dim, int(full_kv_heads or num_kv_heads), keys_as_values
     full_head_dim = int(config.get("global_head_dim") or 512)
