@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dspec_lab.core.files import read_json
+
 NAME = re.compile(r"\d\d_[a-z0-9_]+\.ipynb")
 
 
@@ -53,13 +55,21 @@ def find_notebooks(folder: Path, names: list[str] | None = None) -> list[Path]:
 
 
 def load_notebook(path: Path) -> Any:
-    """The notebook in `path`; a file that is none raises ValueError that names it."""
+    """The notebook in `path` as it stands, nothing repaired; a file that is none raises ValueError that names it."""
     import nbformat
+    from nbformat.v4.rwbase import rejoin_lines
+    from nbformat.validator import iter_validate
 
     try:
-        return nbformat.read(path, as_version=nbformat.NO_CONVERT)
-    except (nbformat.reader.NotJSONError, nbformat.ValidationError, AttributeError, KeyError) as error:
-        raise ValueError(f"{path} is not a notebook: {' '.join(str(error).split())[:200]}") from error
+        content = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a notebook: {error}") from error
+    if not isinstance(content, dict) or content.get("nbformat") != 4:
+        raise ValueError(f"{path} is not a notebook of format 4")
+    fault = next(iter_validate(content), None)
+    if fault is not None:
+        raise ValueError(f"{path} is not a notebook: {' '.join(str(fault).split())[:200]}")
+    return rejoin_lines(nbformat.from_dict(content))
 
 
 def contents(folder: Path) -> list[Entry]:

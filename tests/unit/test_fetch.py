@@ -217,7 +217,9 @@ def test_pip_names_a_local_wheel_without_downloading(tmp_path, monkeypatch):
     name = "tinypkg-1.0-py3-none-any.whl"
     with zipfile.ZipFile(tmp_path / name, "w") as archive:
         archive.writestr("tinypkg-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tinypkg\nVersion: 1.0\n")
-        archive.writestr("tinypkg-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "tinypkg-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr("tinypkg-1.0.dist-info/RECORD", "")
     for variable in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_CONFIG_FILE"):
         monkeypatch.delenv(variable, raising=False)
