@@ -11,13 +11,14 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-Method = Literal["BCa", "percentile"]
+PerPrompt: TypeAlias = Sequence[float | int | np.number] | np.ndarray  # one number per prompt
+METHODS = ("BCa", "percentile")
 FEWEST_RESAMPLES = 100  # below, the tails that bound the interval rest on a handful of draws
 
 
@@ -40,13 +41,13 @@ class Interval:
 
 
 def paired_difference(
-    values_a: Sequence[float] | np.ndarray,
-    values_b: Sequence[float] | np.ndarray,
+    values_a: PerPrompt,
+    values_b: PerPrompt,
     *,
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-    method: Method = "BCa",
+    method: str = "BCa",
 ) -> Interval:
     """Mean of a - b over prompts; entry i of both belongs to prompt i, and prompts are resampled as pairs.
 
@@ -58,13 +59,13 @@ def paired_difference(
 
 
 def pooled_ratio_interval(
-    numerators: Sequence[float] | np.ndarray,
-    denominators: Sequence[float] | np.ndarray,
+    numerators: PerPrompt,
+    denominators: PerPrompt,
     *,
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-    method: Method = "BCa",
+    method: str = "BCa",
 ) -> Interval:
     """sum(numerators) / sum(denominators) over prompts, as accepted length = committed tokens / rounds.
 
@@ -78,15 +79,15 @@ def pooled_ratio_interval(
 
 
 def paired_ratio_difference(
-    numerators_a: Sequence[float] | np.ndarray,
-    denominators_a: Sequence[float] | np.ndarray,
-    numerators_b: Sequence[float] | np.ndarray,
-    denominators_b: Sequence[float] | np.ndarray,
+    numerators_a: PerPrompt,
+    denominators_a: PerPrompt,
+    numerators_b: PerPrompt,
+    denominators_b: PerPrompt,
     *,
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-    method: Method = "BCa",
+    method: str = "BCa",
 ) -> Interval:
     """Pooled ratio of a minus pooled ratio of b; entry i of all four belongs to prompt i, resampled together."""
     samples = _same_prompts(
@@ -126,7 +127,7 @@ def _bootstrap(
     confidence: float,
     resamples: int,
     seed: int,
-    method: Method,
+    method: str,
 ) -> Interval:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
@@ -134,7 +135,7 @@ def _bootstrap(
         raise ValueError(f"resamples must be a whole number of at least {FEWEST_RESAMPLES}, got {resamples!r}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
-    if method not in ("BCa", "percentile"):
+    if method not in METHODS:
         raise ValueError(f"method must be 'BCa' or 'percentile', got {method!r}")
     estimate = float(statistic(*samples))
     # constant data are answered and missing bounds refused below, so SciPy need not warn of them
@@ -163,7 +164,7 @@ def _bootstrap(
     return Interval(estimate, low, high, confidence)
 
 
-def _same_prompts(**samples: Sequence[float] | np.ndarray) -> tuple[Float[np.ndarray, " B"], ...]:
+def _same_prompts(**samples: PerPrompt) -> tuple[Float[np.ndarray, " B"], ...]:
     arrays = {name: np.asarray(values, dtype=np.float64) for name, values in samples.items()}
     for name, array in arrays.items():
         if array.ndim != 1:

@@ -17,7 +17,7 @@ BUNDLED: dict[str, tuple[str, ...]] = {
     "chat": ("mtbench_style", "alpaca_style", "arena_hard_style"),
 }
 
-# beginnings of file names that tell the domain; what follows must not be a letter ("aimless" is no AIME)
+# beginnings of file names that tell the domain; what follows must not be a letter ("aimed" is no AIME)
 _DOMAIN_BY_FILE_NAME = {
     "math": re.compile(r"(gsm8k|math[-_]?500|aime)(?![a-z])"),
     "code": re.compile(r"(human[-_]?eval|mbpp|live[-_]?code[-_]?bench)(?![a-z])"),
@@ -36,19 +36,11 @@ class Prompt:
 
     def __post_init__(self) -> None:
         for name in ("prompt_id", "domain", "benchmark"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value.strip():
-                raise ValueError(f"{name} must be non-empty text, got {_shown(value)}")
-        if not isinstance(self.turns, tuple) or not self.turns:
-            raise ValueError(f"turns must be a non-empty tuple of texts, got {_shown(self.turns)}")
+            _require_text(name, getattr(self, name))
+        if not self.turns:
+            raise ValueError(f"turns must hold at least one text, got {self.turns!r}")
         for k, turn in enumerate(self.turns, start=1):
-            if not isinstance(turn, str) or not turn.strip():
-                raise ValueError(f"turn {k} must be non-empty text, got {_shown(turn)}")
-            try:
-                turn.encode("utf-8")
-            except UnicodeEncodeError as error:
-                bad = f"{turn[error.start]!r} at character {error.start}"
-                raise ValueError(f"turn {k} holds half of a surrogate pair, {bad}") from error
+            _require_text(f"turn {k}", turn)
 
 
 def bundled_names() -> tuple[str, ...]:
@@ -148,15 +140,28 @@ def _prompt_of_line(line: str, path: Path, rank: int) -> Prompt:
     turns = record["turns"]
     if not isinstance(turns, list) or not turns:
         raise ValueError(f'"turns" must be a non-empty list of texts, got {_shown(turns)}')
-    prompt_id = record.get("id", f"{path.stem}/{rank:02d}")
-    if isinstance(prompt_id, int) and not isinstance(prompt_id, bool):
-        prompt_id = str(prompt_id)
-    return Prompt(
-        prompt_id=prompt_id,
-        domain=record.get("domain", domain_of_file(path)),
-        benchmark=record.get("benchmark", path.stem),
-        turns=tuple(turns),
-    )
+    for k, turn in enumerate(turns, start=1):
+        _require_text(f"turn {k}", turn)
+    labels = {
+        "id": record.get("id", f"{path.stem}/{rank:02d}"),
+        "domain": record.get("domain", domain_of_file(path)),
+        "benchmark": record.get("benchmark", path.stem),
+    }
+    if isinstance(labels["id"], int) and not isinstance(labels["id"], bool):
+        labels["id"] = str(labels["id"])
+    for name, value in labels.items():
+        _require_text(name, value)
+    return Prompt(labels["id"], labels["domain"], labels["benchmark"], tuple(turns))
+
+
+def _require_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{name} must be non-empty text, got {_shown(value)}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        bad = f"{value[error.start]!r} at character {error.start}"
+        raise ValueError(f"{name} holds half of a surrogate pair, {bad}") from error
 
 
 def _shown(value: object, longest: int = 80) -> str:

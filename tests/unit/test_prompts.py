@@ -105,7 +105,7 @@ def test_limit_keeps_sets_balanced() -> None:
     assert [prompt.domain for prompt in nine] == ["math", "code", "chat"] * 3
     assert {prompt.prompt_id for prompt in nine} == {f"{name}/00" for name in BENCHMARKS}
     assert load_prompts("alpaca_style", limit=50) == load_prompts("alpaca_style")
-    for limit in (0, -1, True, 2.0):
+    for limit in (0, -1, True):
         with pytest.raises(ValueError, match=rf"limit .* got {limit}"):
             load_prompts("math", limit=limit)
 
@@ -133,7 +133,7 @@ def test_labels_come_from_the_record_then_from_the_file_name(tmp_path: Path) -> 
         ("mt-bench.jsonl", "chat"),
         ("alpaca.jsonl", "chat"),
         ("arena-hard-v2.jsonl", "chat"),
-        ("aimless.jsonl", "other"),
+        ("aimed.jsonl", "other"),
         ("my_gsm8k.jsonl", "other"),
         ("prompts.jsonl", "other"),
     ],
@@ -154,7 +154,7 @@ def test_domain_of_file(file: str, domain: str) -> None:
         ('{"turns": [" \\n"]}', r"line 2: turn 1 must be non-empty text, got ' \\n'"),
         ('{"turns": ["\\ud800"]}', r"line 2: turn 1 holds half of a surrogate pair, '\\ud800' at character 0"),
         ('{"turns": ["hi"], "domain": ""}', r"line 2: domain must be non-empty text, got ''"),
-        ('{"turns": ["hi"], "id": null}', r"line 2: prompt_id must be non-empty text, got None"),
+        ('{"turns": ["hi"], "id": null}', r"line 2: id must be non-empty text, got None"),
         ('{"turns": ["hi"], "id": "first"}', r"line 2: id 'first' is also on line 1"),
     ],
 )
@@ -181,6 +181,15 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
         load_prompts(latin)
     with pytest.raises(ValueError, match="got ''"):
         load_prompts("")
+
+
+def test_a_prompt_checks_itself() -> None:
+    with pytest.raises(ValueError, match=r"turns must hold at least one text, got \(\)"):
+        Prompt("a/0", "math", "a", ())
+    with pytest.raises(ValueError, match="turn 2 must be non-empty text, got ' '"):
+        Prompt("a/0", "math", "a", ("hi", " "))
+    with pytest.raises(ValueError, match="prompt_id must be non-empty text, got ''"):
+        Prompt("", "math", "a", ("hi",))
 
 
 def test_an_unknown_name_lists_the_known() -> None:
