@@ -1,0 +1,81 @@
+"""The DSpark drafter: one block pass, then a left-to-right walk with the sequential head."""
+
+from __future__ import annotations
+
+import torch
+
+from dspec_lab.config import SamplingConfig
+from dspec_lab.core.streams import DraftDraws
+from dspec_lab.core.types import Proposal
+from dspec_lab.drafters.backbone import BlockDraftModel
+from dspec_lab.drafters.choose import TokenChooser, check_gamma
+from dspec_lab.drafters.fit import check_target
+from dspec_lab.drafters.protocol import Commit
+from dspec_lab.models.protocol import Taps, Target
+
+
+class DSparkDrafter:
+    """Drafts blocks from the target's tapped layers. The block always has its trained width; gamma cuts it.
+
+    Ref: DSpark (arXiv:2607.05147), section 3.
+    """
+
+    def __init__(self, model: BlockDraftModel, *, name: str = "dspark") -> None:
+        self.model = model
+        self.name = name
+        self.taps = Taps(layers=model.arch.target_layer_ids)
+        self.max_gamma: int | None = model.arch.max_gamma
+
+    def start(self, target: Target, *, capacity: int) -> BlockSession:
+        """A fresh session; borrows the target's embedding and head where the model has none of its own."""
+        check_target(self.model.arch, target, self.name)
+        self.model.share(embedding=target.embedding, head=target.head)
+        return BlockSession(self.model, self.name, capacity)
+
+
+class BlockSession:
+    """One request's draft cache and anchor."""
+
+    def __init__(self, model: BlockDraftModel, name: str, capacity: int) -> None:
+        self._model = model
+        self._name = name
+        self._cache = model.new_cache(capacity)
+        self._anchor: int | None = None
+
+    @property
+    def context_length(self) -> int:
+        """Committed tokens whose features the draft context holds."""
+        return self._cache.length
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the draft cache; fixed from the start."""
+        return self._cache.cache_bytes
+
+    @torch.inference_mode()
+    def commit(self, commit: Commit) -> None:
+        """Append the features of the committed rows; the newest token becomes the anchor."""
+        tapped_NF = None if commit.features is None else commit.features.tapped_NF
+        if tapped_NF is None:
+            raise ValueError(f"drafter {self._name} needs the target's tapped layers with every commit, got none")
+        rows = len(commit.token_ids) - (1 if self._anchor is None else 0)
+        if rows < 1 or tapped_NF.shape[0] != rows:
+            raise ValueError(
+                f"{len(commit.token_ids)} committed tokens need {rows} feature rows, got {tapped_NF.shape[0]}"
+            )
+        self._model.append_context(self._cache, tapped_NF)
+        self._anchor = commit.token_ids[-1]
+
+    @torch.inference_mode()
+    def propose(self, gamma: int, sampling: SamplingConfig, draws: DraftDraws) -> Proposal:
+        """Tokens of the first `gamma` proposing slots, with their confidences where the model has that head."""
+        check_gamma(gamma, self._model.arch.max_gamma, self._name)
+        if self._anchor is None:
+            raise ValueError(f"drafter {self._name} was asked to propose before the prompt was committed")
+        if gamma == 0:
+            return Proposal(())
+        first = self._model.arch.first_slot
+        hidden_GD = self._model.block_hidden(self._cache, self._anchor)[first : first + gamma]
+        chooser = TokenChooser(self._model, sampling, draws)
+        block = self._model.draft(hidden_GD, self._model.head_logits(hidden_GD), self._anchor, chooser.pick)
+        return chooser.proposal(block.token_ids, block.logits_GW, block.confidence_logits_G)
