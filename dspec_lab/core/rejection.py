@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dspec_lab.config import Verification
+from dspec_lab.config import SamplingConfig, Verification
+from dspec_lab.core.sampling import greedy_ids, law
 from dspec_lab.core.streams import Chooser
 from dspec_lab.core.types import Proposal, Verdict
 
@@ -44,8 +45,26 @@ def residual_probs(target_NV: Float[Tensor, "N V"], draft_NV: Float[Tensor, "N V
     return torch.where(mass_N1 > RESIDUAL_FLOOR, left_NV / mass_N1.clamp_min(RESIDUAL_FLOOR), target_NV)
 
 
+class LazyLaw:
+    """Rows of the target's law, made when asked for: most rounds need only the rows up to the first rejection."""
+
+    def __init__(self, logits_JV: Float[Tensor, "J V"], sampling: SamplingConfig) -> None:
+        self._logits_JV, self._sampling = logits_JV, sampling
+        self.shape = logits_JV.shape
+
+    def __getitem__(self, row: int) -> Float[Tensor, " V"]:
+        return law(self._logits_JV[row : row + 1], self._sampling, what=f"target (draft position {row})")[0]
+
+    def dense(self) -> Float[Tensor, "J V"]:
+        """All rows."""
+        return law(self._logits_JV, self._sampling)
+
+
+TargetRowsLaw = Float[Tensor, "J V"] | LazyLaw
+
+
 def verify(
-    target_probs_JV: Float[Tensor, "J V"],
+    target_probs_JV: TargetRowsLaw,
     proposal: Proposal,
     chooser: Chooser,
     round_index: int,
@@ -63,21 +82,24 @@ def verify(
     if rule == "token":
         return _verify_tokens(target_probs_JV, proposal, chooser, round_index)
     if rule == "block":
+        if isinstance(target_probs_JV, LazyLaw):
+            target_probs_JV = target_probs_JV.dense()
         return _verify_block(target_probs_JV, proposal, chooser, round_index)
     raise ValueError(f"verification rule must be 'token' or 'block', got {rule!r}")
 
 
-def verify_greedy(target_ids: list[int], proposal: Proposal) -> Verdict:
+def verify_greedy(logits_JV: Float[Tensor, "J V"], proposal: Proposal) -> Verdict:
     """`verify` at temperature 0, where p is one-hot: keep the drafts that equal the target's own choice.
 
-    `target_ids[j]` is the target's first largest logit after j drafts.
+    Row j of the logits is the target's after j drafts; rows behind the first difference are not looked at.
     """
-    if len(target_ids) != proposal.gamma + 1:
-        raise ValueError(f"{proposal.gamma} drafted tokens need {proposal.gamma + 1} target rows, got {len(target_ids)}")
-    kept = 0
-    while kept < proposal.gamma and proposal.token_ids[kept] == target_ids[kept]:
-        kept += 1
-    return Verdict(num_accepted=kept, next_token=target_ids[kept])
+    if logits_JV.shape[0] != proposal.gamma + 1:
+        raise ValueError(f"{proposal.gamma} drafts need {proposal.gamma + 1} target rows, got {logits_JV.shape[0]}")
+    for k in range(proposal.gamma + 1):
+        choice = greedy_ids(logits_JV[k : k + 1], what=f"target (draft position {k})")[0]
+        if k == proposal.gamma or choice != proposal.token_ids[k]:
+            break
+    return Verdict(num_accepted=k, next_token=choice)
 
 
 def draft_rows(proposal: Proposal, like_GV: Tensor) -> Tensor:
@@ -89,22 +111,24 @@ def draft_rows(proposal: Proposal, like_GV: Tensor) -> Tensor:
     return rows_GV.scatter_(-1, ids_G1, 1.0)
 
 
-def _verify_tokens(target_probs_JV: Tensor, proposal: Proposal, chooser: Chooser, round_index: int) -> Verdict:
-    gamma = proposal.gamma
-    target_GV = target_probs_JV[:gamma]
-    if gamma:
-        ids_G = torch.tensor(proposal.token_ids, device=target_probs_JV.device)
+def _verify_tokens(target_probs_JV: TargetRowsLaw, proposal: Proposal, chooser: Chooser, round_index: int) -> Verdict:
+    # rows are asked for one by one: those behind the first rejection are never made
+    for k, token in enumerate(proposal.token_ids):
+        target_V = target_probs_JV[k]
+        p_t = float(target_V[token])
         if proposal.draft_probs_GV is None:
-            accept = target_GV.gather(-1, ids_G.unsqueeze(-1)).squeeze(-1).tolist()
+            accept = p_t
         else:
-            draft_GV = draft_rows(proposal, target_GV)
-            accept = accept_probs(target_GV[None], draft_GV[None], ids_G[None])[0].tolist()
-        for k in range(gamma):
-            if not chooser.bernoulli("accept", round_index, k, accept[k]):
-                draft_1V = draft_rows(proposal, target_GV)[k : k + 1]
-                residual_V = residual_probs(target_GV[k : k + 1], draft_1V)[0]
-                return Verdict(k, chooser.categorical("replacement", round_index, 0, residual_V))
-    return Verdict(gamma, chooser.categorical("bonus", round_index, 0, target_probs_JV[gamma]))
+            draft_V = proposal.draft_probs_GV[k].to(target_V)
+            id_11 = torch.tensor([[token]], device=target_V.device)
+            accept = float(accept_probs(target_V[None, None], draft_V[None, None], id_11))
+        if not chooser.bernoulli("accept", round_index, k, accept):
+            if proposal.draft_probs_GV is None:
+                draft_V = torch.zeros_like(target_V)
+                draft_V[token] = 1.0
+            residual_V = residual_probs(target_V[None], draft_V[None])[0]
+            return Verdict(k, chooser.categorical("replacement", round_index, 0, residual_V))
+    return Verdict(proposal.gamma, chooser.categorical("bonus", round_index, 0, target_probs_JV[proposal.gamma]))
 
 
 def block_accept_probs(
@@ -113,7 +137,8 @@ def block_accept_probs(
     """(h, w) of block verification: h_i, the chance that prefix i passes its own test, and the running weights w_i.
 
     w_0 = 1, w_i = min(1, w_{i-1} p_t(x_i) / p_d(x_i));
-    h_i = s_i / (s_i + 1 - w_i), s_i = sum_x max(w_i p_t(x | x_{1..i}) - p_d(x | x_{1..i}), 0) for i < gamma; h_gamma = w_gamma.
+    h_i = s_i / (s_i + 1 - w_i), s_i = sum_x max(w_i p_t(x | x_{1..i}) - p_d(x | x_{1..i}), 0) for i < gamma;
+    h_gamma = w_gamma.
     The longest prefix that passes is kept. h[i - 1] is h_i; w[i] is w_i.
 
     Ref: Sun et al. 2024 (arXiv:2403.10444), Algorithm 2.

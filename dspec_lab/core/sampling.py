@@ -51,7 +51,7 @@ def _check_rows(top_N: Tensor, what: str) -> None:
     good_N = torch.isfinite(top_N)
     if not bool(good_N.all()):
         row = int((~good_N).nonzero()[0])
-        raise NonFiniteLogitsError(f"{what} logits of row {row} of {top_N.shape[0]} are not finite (max {float(top_N[row])})")
+        raise NonFiniteLogitsError(f"{what} logits of row {row} are not finite (largest: {float(top_N[row])})")
 
 
 def _keep_top_k(scaled_NV: Tensor, k: int) -> Tensor:

@@ -1,0 +1,1 @@
+"""Decoding loops: the lean plain loop, speculative rounds, and the audit of their output law."""
