@@ -79,9 +79,9 @@ define install
 	$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit(f"make: Python 3.11 or newer is needed, $(PYTHON) is {v}; name another with PYTHON=")' || { rm -f $(BUSY); exit 1; }; \
 	if [ ! -x $(PY) ]; then echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); fi; \
 	echo "== installing torch (pinned in constraints.txt)"; \
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt torch; \
+	$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt torch; \
 	echo "== installing dspec_lab$(1) (a few minutes the first time)"; \
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(1)'; \
+	$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.$(1)'; \
 	$(PY) -m pip check --disable-pip-version-check; \
 	rm -f $(BUSY); \
 	touch $@

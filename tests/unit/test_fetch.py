@@ -118,6 +118,7 @@ def test_a_server_that_ignores_the_range_is_read_from_the_start(server, tmp_path
     part.write_bytes(b"x" * 1000)
     downloading.download(url, part, size=len(CONTENT), label="f", progress=said)
     assert part.read_bytes() == CONTENT
+    assert script.ranges == ["bytes=1000-"]  # once, not a second time after a mixed file
 
 
 def test_a_part_longer_than_the_file_is_thrown_away(server, tmp_path):
