@@ -99,7 +99,8 @@ def load_drafter(
         absent = [name for name in _OPTIONAL if name not in state]
         if absent:
             raise ValueError(f"{folder} has no {' and no '.join(absent)}; pass the target to share its own")
-    model = build_model(arch, own_embedding=EMBEDDING in state, own_head=HEAD in state)
+    with torch.device("meta"):
+        model = build_model(arch, own_embedding=EMBEDDING in state, own_head=HEAD in state)
     try:
         load_tensors(model, state)
     except ValueError as error:
@@ -134,14 +135,19 @@ def load_tensors(model: DraftModel, state: Mapping[str, Tensor]) -> None:
     if problems:
         raise ValueError("; ".join(problems))
     fused = fuse_projections(state)
-    for name, held in _held_tensors(model).items():
+    loaded: dict[str, Tensor] = {}
+    for name in _held_tensors(model):
         tensor = fused[name]
         if not tensor.is_floating_point():
             raise ValueError(f"{name} has dtype {tensor.dtype}, expected floating point")
         keep = tensor.dtype == torch.float64 or (tensor.dim() > 1 and not name.startswith("confidence_head."))
-        held.data = tensor.contiguous() if keep else tensor.float()
+        loaded[name] = tensor.contiguous() if keep else tensor.float()
     if model.d2t is not None:
-        model.keep_tokens(torch.arange(model.draft_vocab_size) + state[OFFSETS].to(torch.int64))
+        loaded[OFFSETS] = state[OFFSETS].to(torch.int64)
+    # the tensors themselves take the place of the model's, which may be on the meta device
+    model.load_state_dict(loaded, assign=True)
+    if model.d2t is not None:
+        model.keep_tokens(torch.arange(model.draft_vocab_size) + loaded[OFFSETS])
 
 
 def write_checkpoint(

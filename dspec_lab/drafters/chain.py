@@ -10,9 +10,9 @@ from dspec_lab.core.streams import DraftDraws
 from dspec_lab.core.types import Proposal
 from dspec_lab.drafters.chain_model import ChainDraftModel
 from dspec_lab.drafters.choose import TokenChooser, check_gamma
-from dspec_lab.drafters.fit import check_target
+from dspec_lab.drafters.fit import check_target, context_rows
 from dspec_lab.drafters.protocol import Commit
-from dspec_lab.models.protocol import Features, Taps, Target
+from dspec_lab.models.protocol import Taps, Target
 
 
 class ChainDrafter:
@@ -55,14 +55,12 @@ class ChainSession:
     @torch.inference_mode()
     def commit(self, commit: Commit) -> None:
         """Pair each feature row with the token after it and run these rows through the draft layers."""
-        features_NF = self._features(commit.features)
-        rows = len(commit.token_ids) - (1 if self._kept_1D is None else 0)
-        if rows < 1 or features_NF.shape[0] != rows:
-            raise ValueError(
-                f"{len(commit.token_ids)} committed tokens need {rows} feature rows, got {features_NF.shape[0]}"
-            )
-        next_ids_N = torch.tensor(commit.token_ids[-rows:], device=features_NF.device)
-        self._kept_1D = self._model.extend(self._cache, features_NF, next_ids_N)
+        features, rows_NF = commit.features, None
+        if features is not None:
+            rows_NF = features.tapped_NF if self._taps.layers else features.last_ND
+        rows_NF = context_rows(commit, rows_NF, first=self._kept_1D is None, name=self._name)
+        next_ids_N = torch.tensor(commit.token_ids[-rows_NF.shape[0] :], device=rows_NF.device)
+        self._kept_1D = self._model.extend(self._cache, rows_NF, next_ids_N)
 
     @torch.inference_mode()
     def propose(self, gamma: int, sampling: SamplingConfig, draws: DraftDraws) -> Proposal:
@@ -84,11 +82,3 @@ class ChainSession:
             if token_ids[-1] in self._end_ids:
                 break
         return chooser.proposal(tuple(token_ids), torch.cat(rows))
-
-    def _features(self, features: Features | None) -> Tensor:
-        rows_NF = None
-        if features is not None:
-            rows_NF = features.tapped_NF if self._taps.layers else features.last_ND
-        if rows_NF is None:
-            raise ValueError(f"drafter {self._name} needs the target's features with every commit, got none")
-        return rows_NF

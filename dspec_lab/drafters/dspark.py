@@ -9,7 +9,7 @@ from dspec_lab.core.streams import DraftDraws
 from dspec_lab.core.types import Proposal
 from dspec_lab.drafters.backbone import BlockDraftModel
 from dspec_lab.drafters.choose import TokenChooser, check_gamma
-from dspec_lab.drafters.fit import check_target
+from dspec_lab.drafters.fit import check_target, context_rows
 from dspec_lab.drafters.protocol import Commit
 from dspec_lab.models.protocol import Taps, Target
 
@@ -56,14 +56,8 @@ class BlockSession:
     def commit(self, commit: Commit) -> None:
         """Append the features of the committed rows; the newest token becomes the anchor."""
         tapped_NF = None if commit.features is None else commit.features.tapped_NF
-        if tapped_NF is None:
-            raise ValueError(f"drafter {self._name} needs the target's tapped layers with every commit, got none")
-        rows = len(commit.token_ids) - (1 if self._anchor is None else 0)
-        if rows < 1 or tapped_NF.shape[0] != rows:
-            raise ValueError(
-                f"{len(commit.token_ids)} committed tokens need {rows} feature rows, got {tapped_NF.shape[0]}"
-            )
-        self._model.append_context(self._cache, tapped_NF)
+        rows_NF = context_rows(commit, tapped_NF, first=self._anchor is None, name=self._name)
+        self._model.append_context(self._cache, rows_NF)
         self._anchor = commit.token_ids[-1]
 
     @torch.inference_mode()

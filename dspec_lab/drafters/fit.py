@@ -1,8 +1,11 @@
-"""Whether a trained drafter belongs to a target, said before the first token rather than by low acceptance."""
+"""What a trained drafter asks of its target and of commits, said at once rather than by low acceptance."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from dspec_lab.drafters.architecture import Architecture, MedusaArchitecture
+from dspec_lab.drafters.protocol import Commit
 from dspec_lab.models.protocol import Target
 
 
@@ -16,3 +19,17 @@ def check_target(arch: Architecture, target: Target, name: str) -> None:
     ):
         if has != needs:
             raise ValueError(f"drafter {name} was trained for a target of {needs} {what}; {target.name} has {has}")
+
+
+def context_rows(commit: Commit, rows_NF: Tensor | None, *, first: bool, name: str) -> Tensor:
+    """The feature rows of a commit that enter the draft context: one for each known token but the newest.
+
+    A round that ends on an accepted end token also brings that token's own row. It is left out here: the newest token
+    is the anchor, and its row comes with the next commit if the request goes on. Any other count raises `ValueError`.
+    """
+    if rows_NF is None:
+        raise ValueError(f"drafter {name} needs the target's features with every commit, got none")
+    count = len(commit.token_ids) - (1 if first else 0)
+    if count < 1 or rows_NF.shape[0] not in (count, count + 1):
+        raise ValueError(f"{len(commit.token_ids)} committed tokens need {count} feature rows, got {rows_NF.shape[0]}")
+    return rows_NF[:count]

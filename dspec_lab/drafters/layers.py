@@ -60,8 +60,7 @@ class RotaryTable:
     """
 
     def __init__(self, rotary: Rotary, head_dim: int, max_positions: int) -> None:
-        frequencies_P = inverse_frequencies(rotary, head_dim)
-        self._frequencies_E = torch.cat([frequencies_P, frequencies_P])
+        self._rotary, self._head_dim = rotary, head_dim
         self._max_positions = max_positions
         self._tables: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
@@ -84,7 +83,8 @@ class RotaryTable:
             rows = min(max(2 * end, 512), self._max_positions)
             # a table made under inference mode could not be saved for backward later
             with torch.inference_mode(False):
-                angle_SE = torch.arange(rows, dtype=torch.float32)[:, None] * self._frequencies_E
+                frequencies_P = inverse_frequencies(self._rotary, self._head_dim)
+                angle_SE = torch.arange(rows, dtype=torch.float32)[:, None] * frequencies_P.repeat(2)
                 table = (angle_SE.cos().to(like), angle_SE.sin().to(like))
             self._tables[key] = table
         return table

@@ -9,7 +9,7 @@ from dspec_lab.config import SamplingConfig
 from dspec_lab.core.streams import DraftDraws
 from dspec_lab.core.types import Proposal
 from dspec_lab.drafters.choose import TokenChooser, check_gamma
-from dspec_lab.drafters.fit import check_target
+from dspec_lab.drafters.fit import check_target, context_rows
 from dspec_lab.drafters.medusa_model import MedusaDraftModel
 from dspec_lab.drafters.protocol import Commit
 from dspec_lab.models.protocol import Taps, Target
@@ -45,9 +45,7 @@ class MedusaSession:
     def commit(self, commit: Commit) -> None:
         """Keep the hidden state of the newest committed row, the one before the anchor."""
         last_ND = None if commit.features is None else commit.features.last_ND
-        if last_ND is None or not last_ND.shape[0]:
-            raise ValueError(f"drafter {self._name} needs the target's last hidden state with every commit, got none")
-        self._last_D = last_ND[-1]
+        self._last_D = context_rows(commit, last_ND, first=self._last_D is None, name=self._name)[-1]
 
     @torch.inference_mode()
     def propose(self, gamma: int, sampling: SamplingConfig, draws: DraftDraws) -> Proposal:

@@ -37,8 +37,8 @@ class DraftModel(nn.Module):
         self.register_buffer("d2t", offsets_W)
         self.register_buffer("target_ids_W", None, persistent=False)
         self.register_buffer("draft_index_V", None, persistent=False)
-        if draft_vocab_size is not None:
-            self.keep_tokens(torch.arange(draft_vocab_size))
+        if offsets_W is not None and not offsets_W.is_meta:
+            self.keep_tokens(torch.arange(offsets_W.shape[0]))
         self._shared_embedding: WeightSource | None = None
         self._shared_head: WeightSource | None = None
         self._kept_head: tuple[tuple[int, int], Tensor] | None = None
