@@ -15,6 +15,9 @@ from dspec_lab.core.sampling import greedy_ids, law
 from dspec_lab.core.streams import Chooser
 from dspec_lab.core.types import Proposal, Verdict
 
+# guards the division by a p_d that rounded to 0; no token that was sampled has so little
+DRAFT_FLOOR = 1e-20
+
 # a residual with no more mass than this is rounding noise: p and q agree, so p itself is drawn from
 RESIDUAL_FLOOR = 1e-8
 
@@ -31,8 +34,8 @@ def accept_probs(
     index_BG1 = draft_ids_BG.unsqueeze(-1)
     p_t_BG = target_probs_BGV.gather(-1, index_BG1).squeeze(-1)
     p_d_BG = draft_probs_BGV.gather(-1, index_BG1).squeeze(-1)
-    # a sampled token has p_d > 0; the floor only guards values rounded to 0
-    return (p_t_BG / p_d_BG.clamp_min(1e-8)).clamp_max(1.0)
+    # a floor that real probabilities can reach would bias the law: the tail of a large vocabulary lies below 1e-8
+    return (p_t_BG / p_d_BG.clamp_min(DRAFT_FLOOR)).clamp_max(1.0)
 
 
 def residual_probs(target_NV: Float[Tensor, "N V"], draft_NV: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
@@ -147,7 +150,7 @@ def block_accept_probs(
     target_JV, draft_GV = target_probs_JV.double(), draft_GV.double()
     weight = [1.0]
     for i, token in enumerate(token_ids):
-        ratio = float(target_JV[i, token]) / max(float(draft_GV[i, token]), 1e-8)
+        ratio = float(target_JV[i, token]) / max(float(draft_GV[i, token]), DRAFT_FLOOR)
         weight.append(min(1.0, weight[-1] * ratio))
     pass_prob = []
     for i in range(1, gamma + 1):

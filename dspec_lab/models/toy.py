@@ -28,6 +28,7 @@ class TableTarget:
         if bool((probs < 0).any()) or not torch.allclose(probs.double().sum(-1), torch.ones((), dtype=torch.float64)):
             raise ValueError("each row of a table must hold probabilities that sum to 1")
         self.probs = probs.double()
+        self._logits = self.probs.log()
         self.name, self.eos_ids, self.max_context = name, frozenset(eos_ids), max_context
         self.vocab_size = self.hidden_size = vocab
         self.num_layers = 1
@@ -44,9 +45,16 @@ class TableTarget:
 
     def law_after(self, tokens: Sequence[int]) -> Float[Tensor, " V"]:
         """The law of the next token."""
+        return self.probs[self._row(tokens)]
+
+    def logits_after(self, tokens: Sequence[int]) -> Float[Tensor, " V"]:
+        """Log-probabilities of the next token."""
+        return self._logits[self._row(tokens)]
+
+    def _row(self, tokens: Sequence[int]) -> tuple[int, ...]:
         if self.probs.ndim == 2:
-            return self.probs[tokens[-1]]
-        return self.probs[tokens[-2] if len(tokens) > 1 else 0, tokens[-1]]
+            return (tokens[-1],)
+        return (tokens[-2] if len(tokens) > 1 else 0, tokens[-1])
 
     def session(self, *, capacity: int, taps: Taps | None = None) -> TableSession:
         """A session; its cache is the list of tokens."""
@@ -94,14 +102,15 @@ class TableSession:
         """Feed tokens; logits are log-probabilities."""
         if len(self._tokens) + len(token_ids) > self._capacity:
             raise ValueError(f"{len(self._tokens)} + {len(token_ids)} tokens do not fit a cache of {self._capacity}")
-        rows, states = [], []
+        rows = []
         for token in token_ids:
             self._tokens.append(token)
-            rows.append(self._table.law_after(self._tokens))
-            states.append(torch.nn.functional.one_hot(torch.tensor(token), self._table.vocab_size).double())
-        wanted = len(token_ids) if logit_rows is None else logit_rows
-        logits_JV = torch.stack(rows).log()[len(rows) - wanted :]
-        features = Features(last_ND=torch.stack(states)) if self._taps.last_hidden else None
+            rows.append(self._table.logits_after(self._tokens[-2:]))
+        wanted = len(rows) if logit_rows is None else logit_rows
+        logits_JV = torch.stack(rows[len(rows) - wanted :])
+        features = None
+        if self._taps.last_hidden:
+            features = Features(last_ND=self._table.embedding()[torch.tensor(token_ids)])
         return TargetRows(logits_JV=logits_JV, features=features)
 
     def truncate(self, length: int) -> None:

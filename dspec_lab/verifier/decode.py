@@ -19,6 +19,9 @@ from dspec_lab.verifier.stopping import Ending, TokenDecoder, find_ending, spell
 # called after the prefill and after each round with the new tokens and where each came from
 OnTokens = Callable[[Sequence[int], Sequence[TokenSource]], None]
 
+# the verdict on one proposal: target rows, proposal, settings, chooser, round
+Decide = Callable[[TargetRows, Proposal, DecodeConfig, Chooser, int], Verdict]
+
 # the prefill's token is drawn as the bonus of this round; rounds proper count from 0
 PREFILL_ROUND = 2**40
 
@@ -34,15 +37,18 @@ def generate(
     on_tokens: OnTokens | None = None,
     trace: bool = False,
     chooser: Chooser | None = None,
+    decide_with: Decide | None = None,
 ) -> Generation:
     """Generate after `prompt_ids`; the output law is the target's, whatever the drafter (None: plain decoding).
 
     With `trace` each round also records 1 - TV and the entropies (slower; never time a traced run). `chooser` replaces
-    the random streams (the audit enumerates with it). A `tokenizer` is needed for stop strings and for `text`.
+    the random streams (the audit enumerates with it), `decide_with` the verifier's rule (the audit plants faults with it;
+    None: `decide`). A `tokenizer` is needed for stop strings and for `text`.
     Raises `ValueError` for an empty prompt, ids outside the vocabulary, a context that does not fit, or a gamma the
     drafter was not trained for; `NonFiniteLogitsError` if the target or drafter gives a row without a law.
     """
-    request = _Request(target, drafter, prompt_ids, config, chooser or RandomStreams(config.seed, request_id))
+    chooser = chooser or RandomStreams(config.seed, request_id)
+    request = _Request(target, drafter, prompt_ids, config, chooser, decide_with or decide)
     return request.run(tokenizer, on_tokens, trace)
 
 
@@ -56,6 +62,7 @@ class _Request:
         prompt_ids: Sequence[int],
         config: DecodeConfig,
         chooser: Chooser,
+        decide_with: Decide,
     ) -> None:
         prompt_ids = tuple(int(token) for token in prompt_ids)
         if not prompt_ids:
@@ -70,9 +77,10 @@ class _Request:
         capacity = len(prompt_ids) + config.max_new_tokens
         if capacity > target.max_context:
             raise ValueError(
-                f"{len(prompt_ids)} prompt + {config.max_new_tokens} new tokens exceed the context of {target.max_context}"
+                f"{len(prompt_ids)} prompt + {config.max_new_tokens} new tokens exceed the context {target.max_context}"
             )
         self.target, self.drafter, self.config, self.chooser = target, drafter, config, chooser
+        self.decide_with = decide_with
         self.gamma, self.sampling = gamma, config.sampling
         self.eos_ids = frozenset() if config.ignore_eos else target.eos_ids
         self.session: TargetSession = target.session(capacity=capacity, taps=drafter.taps if drafter else None)
@@ -85,7 +93,7 @@ class _Request:
         ending = self._prefill(tokenizer)
         result.prefill_s = time.perf_counter() - started
         if on_tokens:
-            on_tokens(result.token_ids, result.sources)
+            on_tokens(list(result.token_ids), list(result.sources))
         started, round_index = time.perf_counter(), 0
         while ending is None:
             had = len(result.token_ids)
@@ -153,7 +161,7 @@ class _Request:
         base = self.session.length
         rows = self.session.extend((result.token_ids[-1], *proposal.token_ids))
         verified = time.perf_counter()
-        verdict = decide(rows, proposal, self.config, self.chooser, round_index)
+        verdict = self.decide_with(rows, proposal, self.config, self.chooser, round_index)
         kept = proposal.token_ids[: verdict.num_accepted]
         tokens: list[int] = [*kept, verdict.next_token]
         sources: list[TokenSource] = ["draft"] * len(kept) + [verdict.source(proposal.gamma)]
@@ -192,10 +200,27 @@ class _Request:
         if dropped <= 0:
             return
         del result.token_ids[ending.keep :], result.sources[ending.keep :]
-        if result.rounds:
-            last = result.rounds[-1]
-            last.num_committed = max(0, last.num_committed - dropped)
-            last.num_accepted = min(last.num_accepted, last.num_committed)
+        # a stop string can reach back over several rounds
+        for record in reversed(result.rounds):
+            cut = min(dropped, record.num_committed)
+            dropped -= cut
+            record.num_committed -= cut
+            if record.num_committed <= record.num_accepted and cut:
+                # as with an accepted end token: what the draft held behind the end is not judged
+                _shorten(record, record.num_committed)
+            if dropped <= 0:
+                break
+
+
+def _shorten(record: RoundRecord, length: int) -> None:
+    """Cut the proposal of `record` to its first `length` tokens, all of them accepted."""
+    record.gamma = record.num_accepted = length
+    record.draft_ids = record.draft_ids[:length]
+    record.next_token = record.draft_ids[-1] if length else record.next_token
+    for name in ("confidence", "accept_prob", "target_entropy_bits", "draft_entropy_bits"):
+        values = getattr(record, name)
+        if values is not None:
+            setattr(record, name, values[:length])
 
 
 def decide(rows: TargetRows, proposal: Proposal, config: DecodeConfig, chooser: Chooser, round_index: int) -> Verdict:
