@@ -1,0 +1,113 @@
+"""Traces: one row a round, in Parquet. The one input of calibration, plots, simulator and viewer."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dspec_lab.core.types import Generation
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# column -> type; lists hold one entry per draft position 1..gamma of the round
+_LISTS = {
+    "draft_ids": "int32",
+    "confidence": "float32",
+    "accepted": "bool",
+    "accept_prob": "float32",
+    "target_entropy_bits": "float32",
+    "draft_entropy_bits": "float32",
+}
+COLUMNS: Mapping[str, str] = {
+    "request_id": "string",
+    "prompt_id": "string",
+    "domain": "string",
+    "drafter": "string",
+    "temperature": "float32",
+    "round": "int32",
+    "context_tokens": "int32",
+    "gamma": "int32",
+    "draft_ids": "list",
+    "confidence": "list",
+    "accepted": "list",
+    "num_accepted": "int32",
+    "accept_prob": "list",
+    "target_entropy_bits": "list",
+    "draft_entropy_bits": "list",
+    "draft_s": "float64",
+    "verify_s": "float64",
+    "overhead_s": "float64",
+}
+
+
+def trace_rows(
+    generation: Generation, *, request_id: str, prompt_id: str, domain: str, drafter: str, temperature: float
+) -> list[dict[str, Any]]:
+    """The rounds of one request as rows. A drafter without confidences or a law leaves those lists empty."""
+    return [
+        {
+            "request_id": request_id,
+            "prompt_id": prompt_id,
+            "domain": domain,
+            "drafter": drafter,
+            "temperature": temperature,
+            "round": record.round,
+            "context_tokens": record.context_tokens,
+            "gamma": record.gamma,
+            "draft_ids": list(record.draft_ids),
+            "confidence": list(record.confidence or ()),
+            "accepted": [k < record.num_accepted for k in range(record.gamma)],
+            "num_accepted": record.num_accepted,
+            "accept_prob": list(record.accept_prob or ()),
+            "target_entropy_bits": list(record.target_entropy_bits or ()),
+            "draft_entropy_bits": list(record.draft_entropy_bits or ()),
+            "draft_s": record.draft_s,
+            "verify_s": record.verify_s,
+            "overhead_s": record.overhead_s,
+        }
+        for record in generation.rounds
+    ]
+
+
+def write_trace(path: Path | str, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write `rows` to a Parquet file, whole. Raises `ValueError` for rows of another schema or none at all."""
+    from datasets import Dataset, Features, List, Value
+
+    rows = list(rows)
+    if not rows:
+        raise ValueError(f"{path}: there are no rounds to write")
+    for row in rows:
+        if set(row) != set(COLUMNS):
+            raise ValueError(f"a trace row lacks or adds columns: {sorted(set(row) ^ set(COLUMNS))}")
+    features = Features(
+        {name: List(Value(_LISTS[name])) if kind == "list" else Value(kind) for name, kind in COLUMNS.items()}
+    )
+    dataset = Dataset.from_list([dict(row) for row in rows], features=features)
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".parquet")
+    os.close(handle)
+    try:
+        dataset.to_parquet(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def read_trace(path: Path | str) -> Dataset:
+    """The trace at `path`; `ValueError` names the columns that are missing."""
+    from datasets import Dataset
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no trace file {path}")
+    dataset = Dataset.from_parquet(str(path))
+    missing = sorted(set(COLUMNS) - set(dataset.column_names))
+    if missing:
+        raise ValueError(f"{path} is not a trace: it lacks the columns {', '.join(missing)}")
+    return dataset
