@@ -52,8 +52,8 @@ def server():
             self.send_header("Content-Length", str(len(script.body) - start))
             self.end_headers()
             stop = start + script.drop_after.pop(0) if script.drop_after else len(script.body)
+            script.sent_bytes += min(stop, len(script.body)) - start  # before the client can have read them
             self.wfile.write(script.body[start:stop])
-            script.sent_bytes += min(stop, len(script.body)) - start
 
         def log_message(self, *_):
             pass
