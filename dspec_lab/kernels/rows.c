@@ -5,6 +5,7 @@
  * that one-token passes give. Loops are written with GCC/Clang vector extensions; 8 floats a vector.
  */
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -77,7 +78,7 @@ INLINE f8 exp8(f8 x) {
         for (; k + 8 <= K; k += 8) {                                                                                  \
             if (fetch && (k * (long)sizeof(T) & 63) == 0) __builtin_prefetch((const char *)(W + k) + AHEAD, 0, 3);    \
             f8 w = LOAD(W + k);                                                                                       \
-            for (int j = 0; j < MR; j++) acc[j] = madd(w, load_f32(X + j * K + k), acc[j]);                                       \
+            for (int j = 0; j < MR; j++) acc[j] = madd(w, load_f32(X + j * K + k), acc[j]);               \
         }                                                                                                             \
         for (int j = 0; j < MR; j++) {                                                                                \
             float total = sum8(acc[j]);                                                                               \
@@ -144,11 +145,34 @@ void silu_mul(const float *G, float *Y, long M, long I) {
     }
 }
 
+/* Index of the first row whose request, place or view leaves the caches or the work space, or -1. The caller can
+ * thereby get markers wrong without memory being read or written where it must not. `place` or the view may be left
+ * out (NULL). */
+static long bad_row(const int64_t *place, const int64_t *first, const int64_t *prefix, const uint64_t *ancestors,
+                    const int64_t *owner, const int64_t *capacity, long count, long M, long span) {
+    for (long m = 0; m < M; m++) {
+        if (owner[m] < 0 || owner[m] >= count) return m;
+        const int64_t cap = capacity[owner[m]];
+        if (cap % 32 || (place && (place[m] < 0 || place[m] >= cap))) return m;
+        if (!first) continue;
+        const int64_t from = first[m] < prefix[m] ? first[m] : prefix[m];
+        const uint64_t bits = ancestors[m];
+        if (from < 0 || prefix[m] > cap || bits >> 63 || (!bits && from == prefix[m])) return m;
+        const int64_t stop = prefix[m] + (bits ? 64 - __builtin_clzll(bits) : 0);
+        if (stop > cap || ((stop + 31) & ~31L) - (from & ~31L) > span) return m;
+    }
+    return -1;
+}
+
 /* Rotate the queries in place and put the rotated keys and the values of M new rows into their caches.
- * QKV [M, (H + 2 KH) E]; cosine, sine [M, E/2] (pairs e, e + E/2); row m goes to position place[m] of cache owner[m];
- * keys are kept transposed, [KH, E, capacity], values [KH, capacity, E]. */
-void rope_store(float *QKV, const float *cosine, const float *sine, const int64_t *place, const int64_t *owner,
-                float *const *keys, float *const *values, const int64_t *capacity, long M, long H, long KH, long E) {
+ * QKV [M, (H + 2 KH) E]; cosine, sine [M, E/2] (pairs e, e + E/2); row m goes to position place[m] of cache owner[m]
+ * out of `count`; keys are kept transposed, [KH, E, capacity], values [KH, capacity, E].
+ * Returns -1, or the first row with a bad place, and then has done nothing. */
+long rope_store(float *QKV, const float *cosine, const float *sine, const int64_t *place, const int64_t *owner,
+                float *const *keys, float *const *values, const int64_t *capacity, long count, long M, long H, long KH,
+                long E) {
+    const long bad = bad_row(place, NULL, NULL, NULL, owner, capacity, count, M, 0);
+    if (bad >= 0) return bad;
     const long width = (H + 2 * KH) * E, half = E / 2;
     for (long m = 0; m < M; m++) {
         float *row = QKV + m * width; const float *c = cosine + m * half, *s = sine + m * half;
@@ -168,21 +192,31 @@ void rope_store(float *QKV, const float *cosine, const float *sine, const int64_
             memcpy(value + (h * cap + at) * E, v, sizeof(float) * (size_t)E);
         }
     }
+    return -1;
 }
 
-/* Attention of M rows, each over its own request's cache.
+/* acc += p * value, 8 `parts` numbers */
+INLINE void add_scaled(f8 *acc, int parts, float p, const float *value) {
+    for (int i = 0; i < parts; i++) acc[i] = madd(splat(p), load_f32(value + 8 * i), acc[i]);
+}
+
+/* Attention of M rows, each over its own request's cache, one of `count`.
  * Row m sees cache positions first[m] .. prefix[m]-1, and prefix[m] + i where bit i of ancestors[m] is set (tree
- * drafts; a chain needs no bits). The work array holds a row of scores per thread-owned (row, head): [M, H, span]. */
-void attend(const float *QKV, float *out, float *work, const int64_t *first, const int64_t *prefix,
+ * drafts; a chain needs no bits). What lies between may hold anything, NaN included. The work array holds a row of
+ * scores per thread-owned (row, head): [M, H, span].
+ * Returns -1, or the first row with bad markers, and then has done nothing. */
+long attend(const float *QKV, float *out, float *work, const int64_t *first, const int64_t *prefix,
             const uint64_t *ancestors, const int64_t *owner, float *const *keys, float *const *values,
-            const int64_t *capacity, long M, long H, long KH, long E, long span, float scale) {
+            const int64_t *capacity, long count, long M, long H, long KH, long E, long span, float scale) {
+    const long bad = bad_row(NULL, first, prefix, ancestors, owner, capacity, count, M, span);
+    if (bad >= 0) return bad;
     const long width = (H + 2 * KH) * E, group = H / KH;
     _Pragma("omp parallel for schedule(static)") for (long task = 0; task < M * H; task++) {
         const long m = task / H, h = task % H, kv = h / group, cap = capacity[owner[m]];
         const float *q = QKV + m * width + h * E;
         const float *key = keys[owner[m]] + kv * E * cap, *value = values[owner[m]] + kv * cap * E;
         float *score = work + task * span;
-        const long lo = first[m] & ~31L, end = prefix[m];
+        const long end = prefix[m], from = first[m] < end ? first[m] : end, lo = from & ~31L;
         const uint64_t bits = ancestors[m];
         const long extra = bits ? 64 - __builtin_clzll(bits) : 0;
         const long stop = end + extra;
@@ -196,11 +230,11 @@ void attend(const float *QKV, float *out, float *work, const int64_t *first, con
             for (int i = 0; i < 4; i++) store_f32(score + (s - lo) + 8 * i, acc[i]);
         }
         float top = -INFINITY;
-        for (long s = first[m]; s < end; s++) top = score[s - lo] > top ? score[s - lo] : top;
+        for (long s = from; s < end; s++) top = score[s - lo] > top ? score[s - lo] : top;
         for (long i = 0; i < extra; i++)
             if (bits >> i & 1) top = score[end + i - lo] > top ? score[end + i - lo] : top;
         const long padded = (stop - lo + 31) & ~31L;
-        for (long s = lo; s < first[m]; s++) score[s - lo] = -INFINITY;
+        for (long s = lo; s < from; s++) score[s - lo] = -INFINITY;
         for (long i = 0; i < extra; i++) if (!(bits >> i & 1)) score[end + i - lo] = -INFINITY;
         for (long s = stop - lo; s < padded; s++) score[s] = -INFINITY;
         f8 mass = splat(0.0f);
@@ -216,14 +250,13 @@ void attend(const float *QKV, float *out, float *work, const int64_t *first, con
             f8 acc[8];
             for (int i = 0; i < 8; i++) acc[i] = splat(0.0f);
             if (parts == 8)
-                for (long s = first[m]; s < stop; s++)
-                    for (int i = 0; i < 8; i++)
-                        acc[i] = madd(splat(score[s - lo]), load_f32(value + s * E + e + 8 * i), acc[i]);
+                for (long s = from; s < end; s++) add_scaled(acc, 8, score[s - lo], value + s * E + e);
             else
-                for (long s = first[m]; s < stop; s++)
-                    for (int i = 0; i < parts; i++)
-                        acc[i] = madd(splat(score[s - lo]), load_f32(value + s * E + e + 8 * i), acc[i]);
+                for (long s = from; s < end; s++) add_scaled(acc, parts, score[s - lo], value + s * E + e);
+            for (long i = 0; i < extra; i++)
+                if (bits >> i & 1) add_scaled(acc, parts, score[end + i - lo], value + (end + i) * E + e);
             for (int i = 0; i < parts; i++) store_f32(y + e + 8 * i, acc[i] * splat(inverse));
         }
     }
+    return -1;
 }

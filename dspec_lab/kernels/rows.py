@@ -4,36 +4,22 @@ On a CPU without bf16 arithmetic torch multiplies 8 rows by a bf16 weight up to 
 would take the gain out of speculative decoding; the twin reads each weight once for all rows. It also computes every
 row the same way whatever its neighbours, so a verify pass gives, bit for bit, what one-token passes give.
 
-The twin is compiled once with the system's C compiler (`CC`, cc, gcc or clang) into the cache folder, for this CPU.
-Where there is no compiler, "auto" uses torch; `native_status()` says which and why.
+The twin (`native_rows`) is compiled once with the system's C compiler into the cache folder. Where it cannot be had,
+"auto" uses torch; `native_status()` says which and why.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from dspec_lab.core.files import cache_dir
-
 Impl = Literal["auto", "torch", "native"]
-SOURCE = Path(__file__).with_name("rows.c")
 BLOCK = 32  # positions are attended to in blocks of this many
-MANY_ROWS = 64  # the compiled product serves up to this many rows; rows are batch-invariant up to here
-UNPACK_ROWS = 1536
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +41,8 @@ class RowMarkers:
 
     Row n belongs to request `owner_N[n]`, is stored at cache position `place_N[n]`, and sees that request's positions
     `first_N[n] .. prefix_N[n] - 1`, and `prefix_N[n] + i` for each set bit i (0..62) of `ancestors_N[n]`.
-    A chain needs no bits: prefix = place + 1. A tree node has prefix = context length and the bits of its ancestors and itself. int64 each.
+    A chain needs no bits: prefix = place + 1.
+    A tree node has prefix = context length and the bits of its ancestors and itself. int64 each.
     """
 
     owner_N: Tensor
@@ -64,6 +51,14 @@ class RowMarkers:
     prefix_N: Tensor
     ancestors_N: Tensor
     span: int  # upper bound of the positions any row looks at, a multiple of `BLOCK`
+
+    def __post_init__(self) -> None:
+        tensors = (self.owner_N, self.place_N, self.first_N, self.prefix_N, self.ancestors_N)
+        if any(t.dtype != torch.int64 or t.shape != self.owner_N.shape or not t.is_contiguous() for t in tensors):
+            got = [(t.dtype, [*t.shape], t.is_contiguous()) for t in tensors]
+            raise ValueError(f"markers must be contiguous int64 tensors of one length, got {got}")
+        if self.span % BLOCK:
+            raise ValueError(f"the span of markers must be a multiple of {BLOCK}, got {self.span}")
 
 
 class RowOps(Protocol):
@@ -163,87 +158,6 @@ def visible(markers: RowMarkers, rows: Tensor) -> Tensor:
     return base | (inside & ((bits[:, None] >> offset.clamp(0, 62)) & 1).bool())
 
 
-class NativeRows:
-    """The compiled CPU twin."""
-
-    name = "native"
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        pointer, long, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
-        self._linear = {torch.bfloat16: library.linear_bf16, torch.float32: library.linear_f32}
-        for call in self._linear.values():
-            call.argtypes, call.restype = [pointer] * 3 + [long] * 4, None
-        self._norm, self._silu = library.rms_norm, library.silu_mul
-        self._norm.argtypes, self._norm.restype = [pointer] * 3 + [long, long, real], None
-        self._silu.argtypes, self._silu.restype = [pointer] * 2 + [long, long], None
-        self._rope, self._attend = library.rope_store, library.attend
-        self._rope.argtypes, self._rope.restype = [pointer] * 8 + [long] * 4, None
-        self._attend.argtypes, self._attend.restype = [pointer] * 10 + [long] * 5 + [real], None
-        self._work = torch.empty(0)
-        self._unpacked = torch.empty(0)
-
-    def linear(self, x_NK: Tensor, weight_OK: Tensor, residual_NO: Tensor | None = None) -> Tensor:
-        rows, out = x_NK.shape[0], weight_OK.shape[0]
-        if rows > MANY_ROWS:
-            # arithmetic, not memory, is the limit here: the library's product, on pieces unpacked into a small buffer
-            y_NO = torch.empty(rows, out)
-            for at in range(0, out, UNPACK_ROWS):
-                piece_OK = weight_OK[at : at + UNPACK_ROWS]
-                if piece_OK.dtype != torch.float32:
-                    if self._unpacked.numel() < piece_OK.numel():
-                        self._unpacked = torch.empty(piece_OK.numel())
-                    piece_OK = self._unpacked[: piece_OK.numel()].view_as(piece_OK).copy_(piece_OK)
-                torch.mm(x_NK, piece_OK.T, out=y_NO[:, at : at + UNPACK_ROWS])
-            return y_NO if residual_NO is None else residual_NO.add_(y_NO)
-        y_NO = torch.empty(rows, out) if residual_NO is None else residual_NO
-        self._linear[weight_OK.dtype](
-            weight_OK.data_ptr(),
-            x_NK.data_ptr(),
-            y_NO.data_ptr(),
-            rows,
-            out,
-            weight_OK.shape[1],
-            residual_NO is not None,
-        )
-        return y_NO
-
-    def rms_norm(self, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        y_ND = torch.empty_like(x_ND)
-        self._norm(x_ND.data_ptr(), weight_D.data_ptr(), y_ND.data_ptr(), x_ND.shape[0], x_ND.shape[1], eps)
-        return y_ND
-
-    def silu_mul(self, gate_up_NM: Tensor) -> Tensor:
-        rows, width = gate_up_NM.shape[0], gate_up_NM.shape[1] // 2
-        y_NM = torch.empty(rows, width)
-        self._silu(gate_up_NM.data_ptr(), y_NM.data_ptr(), rows, width)
-        return y_NM
-
-    def rope_store(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, markers: RowMarkers, heads: tuple[int, int, int]
-    ) -> None:
-        keys, values, capacity = cache.pointers or native_pointers(cache)
-        self._rope(
-            qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), markers.place_N.data_ptr(), markers.owner_N.data_ptr(),
-            keys, values, capacity, qkv.shape[0], *heads,
-        )  # fmt: skip
-
-    def attend(
-        self, qkv: Tensor, cache: LayerCache, markers: RowMarkers, heads: tuple[int, int, int], scale: float
-    ) -> Tensor:
-        rows = qkv.shape[0]
-        need = rows * heads[0] * markers.span
-        if self._work.numel() < need:
-            self._work = torch.empty(need)
-        out = torch.empty(rows, heads[0] * heads[2])
-        keys, values, capacity = cache.pointers or native_pointers(cache)
-        self._attend(
-            qkv.data_ptr(), out.data_ptr(), self._work.data_ptr(), markers.first_N.data_ptr(),
-            markers.prefix_N.data_ptr(), markers.ancestors_N.data_ptr(), markers.owner_N.data_ptr(),
-            keys, values, capacity, rows, *heads, markers.span, scale,
-        )  # fmt: skip
-        return out
-
-
 def native_pointers(cache: LayerCache) -> tuple[object, object, object]:
     """The cache's addresses and capacities in the form the compiled ops take; valid while its tensors live."""
     count = len(cache.keys)
@@ -253,49 +167,11 @@ def native_pointers(cache: LayerCache) -> tuple[object, object, object]:
     return keys, values, capacity
 
 
-def _compiler() -> str | None:
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        if name and shutil.which(name):
-            return name
-    return None
-
-
-def _cpu_identity() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return f"{platform.machine()} {platform.processor()} {flags}"
-
-
-@functools.lru_cache(maxsize=1)
-def _build() -> tuple[NativeRows | None, str]:
-    compiler = _compiler()
-    if compiler is None:
-        return None, "no C compiler was found (set CC, or install gcc or clang)"
-    tag = hashlib.blake2b(
-        SOURCE.read_bytes() + " ".join(FLAGS).encode() + _cpu_identity().encode() + compiler.encode(), digest_size=8
-    ).hexdigest()
-    library = cache_dir() / "native" / f"rows-{tag}.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            built = Path(folder) / "rows.so"
-            done = subprocess.run(
-                [compiler, *FLAGS, str(SOURCE), "-o", str(built), "-lm"], capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                return None, f"{compiler} could not build rows.c: {done.stderr.strip().splitlines()[-1:]}"
-            os.replace(built, library)
-    try:
-        # torch is imported, so its OpenMP runtime is the one the library binds to: one pool of threads
-        return NativeRows(ctypes.CDLL(str(library))), f"compiled by {compiler}"
-    except OSError as error:
-        return None, f"{library} does not load: {error}"
-
-
 def native_status() -> tuple[bool, str]:
     """Whether the compiled twin is at hand, and how or why not."""
-    ops, why = _build()
+    from dspec_lab.kernels.native_rows import build
+
+    ops, why = build()
     return ops is not None, why
 
 
@@ -308,7 +184,9 @@ def row_ops(impl: Impl = "auto", device: torch.device | str = "cpu") -> RowOps:
         return TorchRows()
     if not on_cpu:
         raise ValueError(f"the native row ops run on the CPU, not on {device}")
-    ops, why = _build()
+    from dspec_lab.kernels.native_rows import build
+
+    ops, why = build()
     if ops is None:
         if impl == "native":
             raise RuntimeError(f"the native row ops are not available: {why}")
