@@ -158,7 +158,8 @@ def block_accept_probs(
             pass_prob.append(weight[gamma])
             continue
         surplus = float((weight[i] * target_JV[i] - draft_GV[i]).clamp_min(0).sum())
-        below = surplus + 1.0 - weight[i]
+        # 1 - w first: added to a small surplus it would round the chance above 1
+        below = surplus + (1.0 - weight[i])
         # 0 / 0: the laws agree and nothing was lost so far, so a longer prefix always passes
         pass_prob.append(surplus / below if below > 0 else 0.0)
     return pass_prob, weight
