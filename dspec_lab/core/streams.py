@@ -9,7 +9,7 @@ purpose: reusing the noise of a discarded draft in a later round would condition
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ Purpose = Literal["draft", "accept", "replacement", "bonus", "plain"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
+@runtime_checkable
 class Chooser(Protocol):
     """The two random decisions of speculative decoding. The audit swaps in one that enumerates both outcomes."""
 

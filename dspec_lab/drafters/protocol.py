@@ -9,7 +9,7 @@ a session's context holds committed tokens only: whatever `propose` put into a d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dspec_lab.config import SamplingConfig
 from dspec_lab.core.streams import DraftDraws
@@ -31,6 +31,7 @@ class Commit:
     features: Features | None = None
 
 
+@runtime_checkable
 class DraftSession(Protocol):
     """One request's drafting state."""
 
@@ -48,6 +49,7 @@ class DraftSession(Protocol):
         ...
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """A way of drafting, shared by all requests; holds weights but no request's state."""
 

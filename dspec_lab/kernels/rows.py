@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -61,6 +61,7 @@ class RowMarkers:
             raise ValueError(f"the span of markers must be a multiple of {BLOCK}, got {self.span}")
 
 
+@runtime_checkable
 class RowOps(Protocol):
     """What the decoder needs. X and Y are fp32 [N, .]; weights [out, in] in bf16 or fp32."""
 

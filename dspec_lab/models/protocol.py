@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ class Taps:
                 )
 
 
+@runtime_checkable
 class TargetSession(Protocol):
     """One request's key/value cache, which can be rolled back exactly."""
 
@@ -72,6 +73,7 @@ class TargetSession(Protocol):
         ...
 
 
+@runtime_checkable
 class Target(Protocol):
     """A model that can be asked for its law, token by token."""
 

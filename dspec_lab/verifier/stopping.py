@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dspec_lab.core.types import FinishReason
 
 
+@runtime_checkable
 class TokenDecoder(Protocol):
     """The part of a tokenizer that is needed here."""
 
