@@ -1,0 +1,198 @@
+"""Ragged batched verification: many requests, each with its own context and draft length, in one target pass.
+
+All rows are flattened into one; which row sees which is carried by markers, not by padding. Requests have their own
+drafter, seed, temperature, caps and random streams, and join or leave between rounds. Each request runs the code that
+a single one runs (`verifier.request.Request`), so its output does not depend on its neighbours: on the CPU's native row
+ops bit for bit, elsewhere up to rounding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dspec_lab.config import DecodeConfig
+from dspec_lab.core.streams import RandomStreams
+from dspec_lab.core.types import Generation
+from dspec_lab.drafters.protocol import Drafter
+from dspec_lab.kernels.rows import BLOCK, RowMarkers
+from dspec_lab.models.decoder import DecoderSession, LeanDecoder
+from dspec_lab.models.protocol import Features, Taps, TargetRows
+from dspec_lab.verifier.request import OnTokens, Request
+from dspec_lab.verifier.stopping import TokenDecoder
+
+# decides how many drafts of each active request are verified this round, given the requests after drafting
+LengthPolicy = Callable[[Sequence[Request]], Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchRequest:
+    """What one request of a batch asks for. `drafter` None is plain decoding."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    config: DecodeConfig
+    drafter: Drafter | None = None
+    on_tokens: OnTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRound:
+    """One pass of the batch, as measured (seconds)."""
+
+    requests: int
+    rows: int  # tokens sent to the target: sum of 1 + drafts
+    draft_s: float
+    verify_s: float
+    settle_s: float
+
+
+class RaggedBatch:
+    """The requests that share passes of one lean decoder."""
+
+    def __init__(
+        self, target: LeanDecoder, *, tokenizer: TokenDecoder | None = None, policy: LengthPolicy | None = None
+    ) -> None:
+        self.target, self._tokenizer, self._policy = target, tokenizer, policy
+        self._active: dict[str, Request] = {}
+        self.rounds: list[BatchRound] = []
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def join(self, wanted: BatchRequest) -> Generation | None:
+        """Read the prompt and take part from the next round on; the result already if the first token ended it."""
+        if wanted.request_id in self._active:
+            raise ValueError(f"request {wanted.request_id!r} is in the batch already")
+        streams = RandomStreams(wanted.config.seed, wanted.request_id)
+        request = Request(
+            self.target, wanted.drafter, wanted.prompt_ids, wanted.config, streams,
+            tokenizer=self._tokenizer, on_tokens=wanted.on_tokens,
+        )  # fmt: skip
+        request.begin()
+        if request.ended:
+            return request.result
+        self._active[wanted.request_id] = request
+        return None
+
+    def leave(self, request_id: str) -> Generation:
+        """Take a request out before its end; its result so far."""
+        if request_id not in self._active:
+            raise ValueError(f"request {request_id!r} is not in the batch")
+        return self._active.pop(request_id).result
+
+    def step(self) -> dict[str, Generation]:
+        """One round for every active request; the results of those that ended."""
+        if not self._active:
+            return {}
+        requests = list(self._active.values())
+        start = time.perf_counter()
+        feeds = [request.next_rows() for request in requests]
+        if self._policy is not None:
+            lengths = self._policy(requests)
+            for i, (request, length) in enumerate(zip(requests, lengths, strict=True)):
+                request.limit(length)
+                feeds[i] = feeds[i][: 1 + length]
+        drafted = time.perf_counter()
+        rows = extend_ragged([request.session for request in requests], feeds)  # type: ignore[misc]
+        verified = time.perf_counter()
+        # a request's share of the pass, by its rows
+        per_row = (verified - drafted) / sum(map(len, feeds))
+        ended = {}
+        for request_id, request, feed, mine in zip(list(self._active), requests, feeds, rows, strict=True):
+            if request.take(mine, per_row * len(feed)):
+                ended[request_id] = request.result
+                del self._active[request_id]
+        self.rounds.append(
+            BatchRound(
+                requests=len(requests),
+                rows=sum(map(len, feeds)),
+                draft_s=drafted - start,
+                verify_s=verified - drafted,
+                settle_s=time.perf_counter() - verified,
+            )
+        )
+        return ended
+
+
+@torch.inference_mode()
+def extend_ragged(sessions: Sequence[DecoderSession], feeds: Sequence[Sequence[int]]) -> list[TargetRows]:
+    """Feed `feeds[i]` to session i, all in one pass; the rows of each, as its own `extend` would give them.
+
+    The sessions must belong to one decoder. Raises `ValueError` for an empty feed or one that does not fit its cache.
+    """
+    if len(sessions) != len(feeds) or not sessions:
+        raise ValueError(f"{len(sessions)} sessions but {len(feeds)} feeds")
+    decoder = sessions[0].decoder
+    for i, (session, feed) in enumerate(zip(sessions, feeds, strict=True)):
+        if session.decoder is not decoder:
+            raise ValueError(f"session {i} belongs to the decoder {session.decoder.name}, not to {decoder.name}")
+        if not feed or session.length + len(feed) > session.cache.capacity:
+            raise ValueError(
+                f"session {i}: {len(feed)} tokens after {session.length} do not fit a cache of {session.cache.capacity}"
+            )
+    owner, place = [], []
+    for i, (session, feed) in enumerate(zip(sessions, feeds, strict=True)):
+        owner += [i] * len(feed)
+        place += range(session.length, session.length + len(feed))
+    device = decoder.device
+    place_N = torch.tensor(place, device=device)
+    zeros_N = torch.zeros_like(place_N)
+    markers = RowMarkers(
+        owner_N=torch.tensor(owner, device=device),
+        place_N=place_N,
+        first_N=zeros_N,
+        prefix_N=place_N + 1,
+        ancestors_N=zeros_N,
+        span=-(-(max(place) + 1) // BLOCK) * BLOCK,
+    )
+    ids_N = torch.tensor([token for feed in feeds for token in feed], device=device)
+    layers = sorted({layer for session in sessions for layer in session.taps.layers})
+    caches = [session.cache for session in sessions]
+    rows_ND, tapped_NF = decoder.run_rows(ids_N, place_N, caches, markers, Taps(layers=tuple(layers)))
+    logits_NV = decoder.logits(rows_ND)
+    found, at, width = [], 0, decoder.hidden_size
+    for session, feed in zip(sessions, feeds, strict=True):
+        session.cache.length += len(feed)
+        mine = slice(at, at + len(feed))
+        at += len(feed)
+        features = None
+        if session.taps:
+            tapped = None
+            if session.taps.layers and tapped_NF is not None:
+                # each session gets the layers it asked for
+                parts = [layers.index(layer) for layer in session.taps.layers]
+                tapped = torch.cat([tapped_NF[mine, part * width : (part + 1) * width] for part in parts], -1)
+            features = Features(tapped_NF=tapped, last_ND=rows_ND[mine] if session.taps.last_hidden else None)
+        found.append(TargetRows(logits_JV=logits_NV[mine], features=features))
+    return found
+
+
+def generate_batch(
+    target: LeanDecoder,
+    requests: Iterable[BatchRequest],
+    *,
+    max_active: int = 16,
+    tokenizer: TokenDecoder | None = None,
+    policy: LengthPolicy | None = None,
+) -> dict[str, Generation]:
+    """Results by request id; at most `max_active` share a pass, and a new one joins as soon as one has ended."""
+    if max_active < 1:
+        raise ValueError(f"max_active must be at least 1, got {max_active}")
+    waiting = deque(requests)
+    ids = [wanted.request_id for wanted in waiting]
+    if len(set(ids)) != len(ids):
+        raise ValueError(f"request ids must differ, got {ids}")
+    batch, results = RaggedBatch(target, tokenizer=tokenizer, policy=policy), dict[str, Generation]()
+    while waiting or len(batch):
+        while waiting and len(batch) < max_active:
+            wanted = waiting.popleft()
+            result = batch.join(wanted)
+            if result is not None:
+                results[wanted.request_id] = result
+        results |= batch.step()
+    return {request_id: results[request_id] for request_id in ids}
