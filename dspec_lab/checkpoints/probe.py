@@ -1,7 +1,7 @@
 """A probe that runs a drafter on a target's own text and tells a flipped layout flag or wrong layer ids.
 
 Such a drafter loads and runs; only its acceptance gives it away. So the probe also tries the neighbouring readings:
-proposals one slot earlier or later, and target layers one lower or higher.
+the slot before or after the one that should propose first, and target layers one lower or higher.
 """
 
 from __future__ import annotations
@@ -18,20 +18,36 @@ from dspec_lab.drafters.chain_model import ChainDraftModel
 from dspec_lab.models.protocol import Taps, Target
 
 SHIFTS = (-1, 0, 1)
+# a reading must beat the present one by this much before it is named
+CLEAR_GAIN = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Share of first proposals (greedy) that equal the target's text, for each reading; None where it is impossible."""
+    """Share of first proposals that are the target's own choice, per reading; None where a reading is impossible.
 
-    trials: int
+    Slot shift s: the token after the anchor is read from slot `first_slot` + s. Layer shift s: each tapped layer + s.
+    """
+
+    anchors: int
     hits_by_slot_shift: dict[int, float | None]
     hits_by_layer_shift: dict[int, float | None]
     findings: tuple[Finding, ...]
 
 
-def greedy_text(target: Target, prompt_ids: Sequence[int], new_tokens: int) -> list[int]:
-    """The prompt and its greedy continuation, which is the text a drafter should be able to guess."""
+@dataclass(slots=True)
+class _Count:
+    hits: int = 0
+    trials: int = 0
+
+    @property
+    def rate(self) -> float | None:
+        return self.hits / self.trials if self.trials else None
+
+
+@torch.inference_mode()
+def target_text(target: Target, prompt_ids: Sequence[int], new_tokens: int) -> list[int]:
+    """The prompt and its greedy continuation: what a drafter of this target should be able to guess."""
     session = target.session(capacity=len(prompt_ids) + new_tokens)
     ids = list(prompt_ids)
     rows = session.extend(ids, logit_rows=1)
@@ -50,95 +66,110 @@ def probe_drafter(
     texts: Sequence[Sequence[int]],
     first_anchors: Sequence[int],
 ) -> ProbeReport:
-    """Compare the readings on texts of the target; anchors of text i start at `first_anchors[i]`.
+    """Compare the readings on texts of the target; anchors of text i start at `first_anchors[i]`, at least 1.
 
-    Use `greedy_text` with the prompt's length as first anchor. A few hundred anchors tell the readings apart.
+    Use `target_text` with the prompt's length as first anchor. A few hundred anchors tell the readings apart.
     """
-    if len(texts) != len(first_anchors):
-        raise ValueError(f"{len(texts)} texts but {len(first_anchors)} first anchors")
+    if len(texts) != len(first_anchors) or min(first_anchors, default=0) < 1:
+        raise ValueError(f"{len(texts)} texts need as many first anchors, 1 or more each, got {list(first_anchors)}")
     ids = model.arch.target_layer_ids
-    by_layer: dict[int, float | None] = {}
-    by_slot: dict[int, float | None] = {0: None}
-    trials = 0
-    for layer_shift in SHIFTS if ids else (0,):
-        layers = tuple(layer + layer_shift for layer in ids)
-        if ids and not (-1 <= layers[0] and layers[-1] < target.num_layers - 1):
-            by_layer[layer_shift] = None
-            continue
-        taps = Taps(layers=layers) if ids else Taps(last_hidden=True)
-        hits, count = torch.zeros(len(SHIFTS)), 0
-        for text, first in zip(texts, first_anchors, strict=True):
-            got, tried = _text_hits(model, target, list(text), first, taps)
-            hits, count = hits + got, count + tried
-        if not count:
-            raise ValueError("the texts are too short: no anchor has three tokens after it")
-        by_layer[layer_shift] = float(hits[1]) / count
-        if layer_shift == 0:
-            trials = count
+    block = isinstance(model, BlockDraftModel)
+    by_layer = {shift: _Count() for shift in (SHIFTS if ids else (0,))}
+    by_slot = {shift: _Count() for shift in (SHIFTS if block else (0,))}
+    anchors = 0
+    for text, first in zip(texts, first_anchors, strict=True):
+        for layer_shift, layer_count in by_layer.items():
+            layers = tuple(layer + layer_shift for layer in ids)
+            if ids and not (-1 <= layers[0] and layers[-1] < target.num_layers - 1):
+                continue
+            taps = Taps(layers=layers) if ids else Taps(last_hidden=True)
+            rows = target.session(capacity=len(text), taps=taps).extend(list(text))
+            assert rows.features is not None
+            features_NF = rows.features.tapped_NF if ids else rows.features.last_ND
+            assert features_NF is not None
+            choice_T = rows.logits_JV.argmax(-1)
+            counts = {0: layer_count} if layer_shift else by_slot
             if isinstance(model, BlockDraftModel):
-                by_slot = {shift: float(hits[i]) / count for i, shift in enumerate(SHIFTS)}
-    by_slot[0] = by_layer[0]
-    return ProbeReport(trials, by_slot, by_layer, tuple(_findings(model, trials, by_slot, by_layer)))
+                _count_blocks(model, list(text), first, features_NF, choice_T, counts)
+            else:
+                _count_chain(model, list(text), first, features_NF, choice_T, counts[0])
+            anchors += 0 if layer_shift else max(len(text) - first, 0)
+    by_layer[0] = by_slot[0]
+    if not by_slot[0].trials:
+        raise ValueError("the texts are too short: there is no token after any first anchor")
+    slot_rates = {shift: count.rate for shift, count in by_slot.items()}
+    layer_rates = {shift: count.rate for shift, count in by_layer.items()}
+    findings = _findings(model, by_slot, by_layer)
+    return ProbeReport(anchors, slot_rates, layer_rates, tuple(findings))
 
 
-def _text_hits(
-    model: BlockDraftModel | ChainDraftModel, target: Target, text: list[int], first: int, taps: Taps
-) -> tuple[Tensor, int]:
-    """Per slot shift, how often the first proposal equals the text's token there; and the number of anchors."""
-    features = target.session(capacity=len(text), taps=taps).extend(text, logit_rows=0).features
-    assert features is not None
-    rows_NF = features.tapped_NF if taps.layers else features.last_ND
-    assert rows_NF is not None
-    cache, hits, count = model.new_cache(len(text)), torch.zeros(len(SHIFTS)), 0
-    for anchor in range(first, len(text) - 2):
-        new_NF = rows_NF[cache.length : anchor]
-        if isinstance(model, BlockDraftModel):
-            model.append_context(cache, new_NF)
-            proposed = _first_proposal(model, model.block_hidden(cache, text[anchor]), text[anchor])
-        else:
-            hidden_1D = model.extend(cache, new_NF, torch.tensor(text[cache.length + 1 : anchor + 1]))
-            proposed = int(model.to_target_ids(model.logits(hidden_1D).argmax(-1)))
-        hits += torch.tensor([proposed == text[anchor + 1 + shift] for shift in SHIFTS])
-        count += 1
-    return hits, count
+def _count_blocks(
+    model: BlockDraftModel,
+    text: list[int],
+    first: int,
+    features_NF: Tensor,
+    choice_T: Tensor,
+    counts: dict[int, _Count],
+) -> None:
+    """Add up, for each slot shift, how often the first proposal is what the target would choose."""
+    cache = model.new_cache(len(text))
+    for anchor in range(first, len(text)):
+        model.append_context(cache, features_NF[cache.length : anchor])
+        slots_GD = model.block_hidden(cache, text[anchor])
+        for shift, count in counts.items():
+            slot = model.arch.first_slot + shift
+            if not 0 <= slot < slots_GD.shape[0]:
+                continue
+            slot_1D = slots_GD[slot : slot + 1]
+            drafted = model.draft(slot_1D, model.head_logits(slot_1D), text[anchor], lambda _, row: int(row.argmax()))
+            count.hits += drafted.token_ids[0] == int(choice_T[anchor])
+            count.trials += 1
 
 
-def _first_proposal(model: BlockDraftModel, hidden_GD: Tensor, anchor: int) -> int:
-    slot_1D = hidden_GD[model.arch.first_slot :][:1]
-    block = model.draft(slot_1D, model.head_logits(slot_1D), anchor, lambda _, logits_1W: int(logits_1W.argmax()))
-    return block.token_ids[0]
+def _count_chain(
+    model: ChainDraftModel, text: list[int], first: int, features_NF: Tensor, choice_T: Tensor, count: _Count
+) -> None:
+    """Add up how often the first proposal of a chain is what the target would choose."""
+    cache = model.new_cache(len(text))
+    for anchor in range(first, len(text)):
+        next_ids = torch.tensor(text[cache.length + 1 : anchor + 1])
+        hidden_1D = model.extend(cache, features_NF[cache.length : anchor], next_ids)
+        count.hits += int(model.to_target_ids(model.logits(hidden_1D).argmax(-1))) == int(choice_T[anchor])
+        count.trials += 1
 
 
 def _findings(
-    model: BlockDraftModel | ChainDraftModel,
-    trials: int,
-    by_slot: dict[int, float | None],
-    by_layer: dict[int, float | None],
+    model: BlockDraftModel | ChainDraftModel, by_slot: dict[int, _Count], by_layer: dict[int, _Count]
 ) -> list[Finding]:
     findings = []
-    now = by_layer[0] or 0.0
-    better_slot = _clearly_better(by_slot, now, trials)
-    if better_slot is not None and isinstance(model, BlockDraftModel):
-        flag = model.arch.sample_from_anchor
-        message = (
-            f"proposals fit the text {better_slot:+d} places away ({by_slot[better_slot]:.1%} against {now:.1%}): the "
-            f"anchor layout flag is flipped, set it to {str(not flag).lower()}"
-        )
+    now = by_slot[0].rate or 0.0
+    slot = _clearly_better(by_slot)
+    if slot is not None and isinstance(model, BlockDraftModel):
+        message = f"slot {model.arch.first_slot + slot} proposes better ({_gain(by_slot, slot)})"
+        if slot == (1 if model.arch.sample_from_anchor else -1):
+            flag = str(not model.arch.sample_from_anchor).lower()
+            message += f": the anchor layout flag is flipped, set it to {flag}"
         findings.append(Finding("error", "anchor_flag_flipped", "sample_from_anchor", message))
-    better_layer = _clearly_better(by_layer, now, trials)
-    if better_layer is not None:
-        ids = [layer + better_layer for layer in model.arch.target_layer_ids]
-        message = f"layers {ids} fit better ({by_layer[better_layer]:.1%} against {now:.1%}): ids are off by one"
+    layer = _clearly_better(by_layer)
+    if layer is not None:
+        ids = [index + layer for index in model.arch.target_layer_ids]
+        message = f"layers {ids} fit better ({_gain(by_layer, layer)}): the ids are off by one"
         findings.append(Finding("error", "layer_ids_off_by_one", "target_layer_ids", message))
     if not findings and now < 0.02:
-        message = f"{now:.1%} of first proposals fit the text under every reading: untrained, or of another target"
+        message = f"{now:.1%} of its choices are the target's under every reading: untrained, or of another target"
         findings.append(Finding("error", "accepts_nothing", "model.safetensors", message))
     return findings
 
 
-def _clearly_better(rates: dict[int, float | None], now: float, trials: int) -> int | None:
-    """The shift that beats the present reading by half its hits again and by four standard errors, if any."""
-    best = max((shift for shift in rates if rates[shift] is not None), key=lambda shift: rates[shift] or 0.0)
-    top = rates[best] or 0.0
-    error = (max(top * (1 - top), 1 / trials) / trials) ** 0.5
-    return best if best and top > 1.5 * now and top - now > 4 * error else None
+def _clearly_better(counts: dict[int, _Count]) -> int | None:
+    """The shift that beats the present reading by more than chance (four standard errors), if any."""
+    best = max(counts, key=lambda shift: counts[shift].rate or 0.0)
+    top, now = counts[best].rate or 0.0, counts[0].rate or 0.0
+    error = (
+        sum(max(r * (1 - r), 1 / n) / n for r, n in ((top, counts[best].trials), (now, counts[0].trials)) if n) ** 0.5
+    )
+    return best if best and top - now > max(4 * error, CLEAR_GAIN) else None
+
+
+def _gain(counts: dict[int, _Count], shift: int) -> str:
+    return f"{counts[shift].rate or 0.0:.1%} of choices are the target's, against {counts[0].rate or 0.0:.1%}"

@@ -16,7 +16,7 @@ from dspec_lab.models.family import FULL, AttentionShape, ModelSpec, Rotary, inv
 
 def few_row_ops(x: Tensor, weight: Tensor) -> RowOps | None:
     """The ops for few rows where they apply: inference, fp32 activations, a weight stored row by row."""
-    if not torch.is_inference_mode_enabled() or x.dtype != torch.float32 or not weight.is_contiguous():
+    if not torch.is_inference_mode_enabled() or x.dtype != torch.float32 or not weight.is_contiguous() or not x.numel():
         return None
     return row_ops("auto", x.device) if weight.dtype in (torch.bfloat16, torch.float32) else None
 
@@ -27,7 +27,7 @@ def linear(x: Float[Tensor, "*N D"], weight_OD: Tensor, bias_O: Tensor | None = 
     if ops is None:
         out = F.linear(x.to(weight_OD.dtype), weight_OD).to(x.dtype)
     else:
-        out = ops.linear(x.reshape(-1, x.shape[-1]).contiguous(), weight_OD).view(*x.shape[:-1], -1)
+        out = ops.linear(x.reshape(-1, x.shape[-1]).contiguous(), weight_OD).view(*x.shape[:-1], weight_OD.shape[0])
     return out if bias_O is None else out + bias_O
 
 
