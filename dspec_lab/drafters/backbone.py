@@ -149,13 +149,18 @@ class BlockDraftModel(DraftModel):
         features_BTF: Float[Tensor, "B T F"],
         anchor_ids_BA: Int[Tensor, "B A"],
         anchor_positions_BA: Int[Tensor, "B A"],
+        *,
+        num_slots: int | None = None,
     ) -> Float[Tensor, "B A G D"]:
         """Normed hidden states of all slots of A isolated blocks a sequence (anchor-bounded packing).
 
         A block sees the context strictly before its anchor and its own slots. The context's keys and values are
         computed once for all blocks. Blocks without use (fillers) may be given any anchor; ignore their rows.
+        `num_slots` makes blocks shorter than the drafter's own, for a first phase of training.
         """
-        size = self.arch.block_size
+        size = self.arch.block_size if num_slots is None else num_slots
+        if not self.arch.first_slot < size <= self.arch.block_size:
+            raise ValueError(f"blocks of {size} slots do not fit a drafter of block size {self.arch.block_size}")
         context_BTD = self.context(features_BTF)
         slots_G = torch.arange(size, device=anchor_positions_BA.device)
         positions_BX = (anchor_positions_BA[..., None] + slots_G).flatten(1)

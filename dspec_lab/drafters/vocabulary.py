@@ -117,6 +117,10 @@ class DraftModel(nn.Module):
             raise ValueError("the teacher's law needs the target's whole output head; share it first")
         return self._logits(last_hidden, self._shared_head())
 
+    def draft_head(self) -> Float[Tensor, "W D"]:
+        """Output head over the draft vocabulary, its own or the kept rows of the target's."""
+        return self._draft_head()
+
     def to_target_ids(self, draft_ids: Int[Tensor, "*N"]) -> Int[Tensor, "*N"]:
         """Target token ids of indices into the draft vocabulary."""
         return draft_ids if self.target_ids_W is None else self.target_ids_W[draft_ids]

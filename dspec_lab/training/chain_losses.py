@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dspec_lab.drafters.chain_model import ChainDraftModel
 from dspec_lab.drafters.medusa_model import MedusaDraftModel
 from dspec_lab.training.anchors import Mask
 from dspec_lab.training.losses import DENOMINATOR_FLOOR, LossReport, Ratio, pooled, spread_rows
+from dspec_lab.training.teacher import Teacher
 from dspec_lab.training.terms import ROWS_PER_CHUNK, model_row_terms
+from dspec_lab.training.vocabulary_sample import VocabularySample
 
 
 def ttt_loss(
@@ -24,6 +26,7 @@ def ttt_loss(
     *,
     num_steps: int | None = None,
     teacher_lse_BT: Float[Tensor, "B T"] | None = None,
+    vocabulary: VocabularySample | None = None,
     rows_per_chunk: int = ROWS_PER_CHUNK,
 ) -> LossReport:
     """sum_s decay^s mean(-sum_v p log q) over the steps of training-time test; EAGLE-3 and MTP.
@@ -38,16 +41,18 @@ def ttt_loss(
     batch, length = input_ids_BT.shape
     total, metrics = last_hidden_BTD.new_zeros((), dtype=torch.float32), {}
     hits, accepts = [], []
+    teacher = Teacher(model, last_hidden_BTD, teacher_lse_BT, vocabulary)
+    step_N, batch_N, at_N = masks_SBT.nonzero(as_tuple=True)
+    teacher.prepare(batch_N * length + at_N + 1 + step_N)
     for step, hidden_BTD in enumerate(model.train_steps(features_BTF, input_ids_BT, num_steps)):
         batch_N, at_N = masks_SBT[step].nonzero(as_tuple=True)
-        teacher_N = at_N + 1 + step
         terms = model_row_terms(
             model,
             model.before_head(hidden_BTD[batch_N, at_N]),
             None,
-            last_hidden_BTD[batch_N, teacher_N],
+            teacher,
+            batch_N * length + at_N + 1 + step,
             torch.zeros_like(at_N),
-            teacher_lse_N=None if teacher_lse_BT is None else teacher_lse_BT[batch_N, teacher_N],
             rows_per_chunk=rows_per_chunk,
         )
         step_loss = terms.soft_cross_entropy_N.sum() / (batch * length)
@@ -61,7 +66,7 @@ def ttt_loss(
     for name, values in (("tau_greedy", hits), ("tau_probabilistic", accepts)):
         tau_BT = 1 + torch.stack(values).cumprod(0).sum(0)
         metrics[name] = pooled(tau_BT[first_BT].sum(), first_BT.sum())
-    return LossReport(total=total, metrics=metrics)
+    return LossReport(total=total, metrics=metrics, weight=float(batch * length))
 
 
 def ttt_position_masks(loss_mask_BT: Mask, lengths_B: Int[Tensor, " B"], num_steps: int) -> Tensor:
@@ -79,45 +84,59 @@ def medusa_loss(
     *,
     head_decay: float = 0.8,
     teacher_lse_BT: Float[Tensor, "B T"] | None = None,
+    vocabulary: VocabularySample | None = None,
     rows_per_chunk: int = ROWS_PER_CHUNK,
 ) -> LossReport:
-    """sum_k decay^k mean(-sum_v p log q): head k at position i against the target's law after token i + 1 + k.
+    """sum_k decay^k sum(-sum_v p log q) / n: head k at position i against the target's law after token i + 1 + k.
 
-    A position counts for head k where the loss mask is 1 at i + 1 .. i + 2 + k, the tokens drafted up to then.
+    A position counts for head k where the loss mask is 1 at i + 1 .. i + 2 + k, the tokens drafted up to then; n is
+    the number of positions that count for the first head.
 
     Ref: Medusa (arXiv:2401.10774), section 3.2 (soft labels in place of the text's tokens).
     """
-    mask_BT = loss_mask_BT.bool()
+    masks_SBT = medusa_position_masks(loss_mask_BT, model.arch.medusa_num_heads)
+    length = loss_mask_BT.shape[1]
+    first_BT = masks_SBT[0]
     total, metrics = last_hidden_BTD.new_zeros((), dtype=torch.float32), {}
-    length = mask_BT.shape[1]
-    alive_BT = F.pad(mask_BT[:, 1:], (0, 1))
-    first_BT, hits, accepts = None, [], []
-    for head in range(min(model.arch.medusa_num_heads, length - 2)):
-        alive_BT = alive_BT & F.pad(mask_BT[:, head + 2 :], (0, head + 2))
-        first_BT = alive_BT if first_BT is None else first_BT
+    hits, accepts = [], []
+    shared_den = float(first_BT.sum()) + DENOMINATOR_FLOOR
+    teacher = Teacher(model, last_hidden_BTD, teacher_lse_BT, vocabulary)
+    head_N, batch_N, at_N = masks_SBT.nonzero(as_tuple=True)
+    teacher.prepare(batch_N * length + at_N + 1 + head_N)
+    for head, alive_BT in enumerate(masks_SBT):
         batch_N, at_N = alive_BT.nonzero(as_tuple=True)
-        teacher_N = at_N + 1 + head
-        block = model.medusa_heads[head]
         terms = model_row_terms(
             model,
-            block(last_hidden_BTD[batch_N, at_N].to(model.activation_dtype)),
+            model.medusa_heads[head](last_hidden_BTD[batch_N, at_N].to(model.activation_dtype)),
             None,
-            last_hidden_BTD[batch_N, teacher_N],
+            teacher,
+            batch_N * length + at_N + 1 + head,
             torch.zeros_like(at_N),
-            teacher_lse_N=None if teacher_lse_BT is None else teacher_lse_BT[batch_N, teacher_N],
             rows_per_chunk=rows_per_chunk,
         )
         count = alive_BT.sum()
-        loss = terms.soft_cross_entropy_N.sum() / (count + DENOMINATOR_FLOOR)
+        loss = terms.soft_cross_entropy_N.sum() / shared_den
         total = total + head_decay**head * loss
         metrics[f"loss@{head}"] = Ratio(float(loss.detach()), 1.0)
         metrics[f"accuracy@{head}"] = pooled(terms.greedy_hit_N.sum(), count)
         metrics[f"accept_rate@{head}"] = pooled(terms.accept_rate_N.sum(), count)
         hits.append(spread_rows(terms.greedy_hit_N.float(), alive_BT))
         accepts.append(spread_rows(terms.accept_rate_N, alive_BT))
-    if first_BT is None:
-        raise ValueError(f"sequences of {length} tokens are too short for a Medusa head, which looks two ahead")
     for name, values in (("tau_greedy", hits), ("tau_probabilistic", accepts)):
         tau_BT = 1 + torch.stack(values).cumprod(0).sum(0)
         metrics[name] = pooled(tau_BT[first_BT].sum(), first_BT.sum())
-    return LossReport(total=total, metrics=metrics)
+    return LossReport(total=total, metrics=metrics, weight=shared_den)
+
+
+def medusa_position_masks(loss_mask_BT: Mask, num_heads: int) -> Bool[Tensor, "S B T"]:
+    """Which positions count for each head (at most as many heads as the sequences can supervise)."""
+    mask_BT = loss_mask_BT.bool()
+    length = mask_BT.shape[1]
+    if length < 3:
+        raise ValueError(f"sequences of {length} tokens are too short for a Medusa head, which looks two ahead")
+    alive_BT = F.pad(mask_BT[:, 1:], (0, 1))
+    masks = []
+    for head in range(min(num_heads, length - 2)):
+        alive_BT = alive_BT & F.pad(mask_BT[:, head + 2 :], (0, head + 2))
+        masks.append(alive_BT)
+    return torch.stack(masks)

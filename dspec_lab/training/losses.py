@@ -12,7 +12,9 @@ from torch import Tensor
 
 from dspec_lab.drafters.backbone import BlockDraftModel
 from dspec_lab.training.anchors import Anchors, Mask, block_labels
+from dspec_lab.training.teacher import Teacher
 from dspec_lab.training.terms import ROWS_PER_CHUNK, RowTerms, model_row_terms
+from dspec_lab.training.vocabulary_sample import VocabularySample
 
 DENOMINATOR_FLOOR = 1e-6
 
@@ -53,6 +55,7 @@ class LossReport:
 
     total: Tensor
     metrics: dict[str, Ratio] = field(default_factory=dict)
+    weight: float = 1.0  # what `total` was divided by: a mean over several batches weighs each by it
 
 
 def dspark_loss(
@@ -65,6 +68,8 @@ def dspark_loss(
     weights: LossWeights,
     *,
     teacher_lse_BT: Float[Tensor, "B T"] | None = None,
+    vocabulary: VocabularySample | None = None,
+    num_slots: int | None = None,
     sum_over_processes: Callable[[Tensor], Tensor] | None = None,
     num_processes: int = 1,
     rows_per_chunk: int = ROWS_PER_CHUNK,
@@ -74,13 +79,15 @@ def dspark_loss(
     Each term is a mean with slot weights w = exp(-k / gamma) over the whole batch, all processes included: numerators
     stay local, denominators are summed, and the total is multiplied by the number of processes, since gradients are
     averaged. `last_hidden_BTD` is after the target's final norm. A term of weight 0 takes no part in the gradient.
+    `num_slots` shortens the blocks; `vocabulary` estimates the sums over the draft vocabulary.
 
     Ref: DSpark (arXiv:2607.05147), section 3.3; here k counts from 0.
     """
     arch = model.arch
-    labels = block_labels(input_ids_BT, loss_mask_BT, anchors, arch.max_gamma)
+    num_slots = arch.block_size if num_slots is None else num_slots
+    labels = block_labels(input_ids_BT, loss_mask_BT, anchors, num_slots - arch.first_slot)
     anchor_ids_BA = input_ids_BT.gather(1, anchors.positions_BA)
-    slots_BASD = model.train_hidden(features_BTF, anchor_ids_BA, anchors.positions_BA)
+    slots_BASD = model.train_hidden(features_BTF, anchor_ids_BA, anchors.positions_BA, num_slots=num_slots)
     hidden_BAGD = slots_BASD[:, :, arch.first_slot :]
     feature_BAGR = None
     if model.markov_head is not None:
@@ -88,16 +95,18 @@ def dspark_loss(
         feature_BAGR = feature_XGR.view(*hidden_BAGD.shape[:3], -1)
 
     supervised_BAG = labels.supervised_BAG
-    batch_N, anchor_N, slot_N = supervised_BAG.nonzero(as_tuple=True)
-    rows = (batch_N, anchor_N, slot_N)
-    teacher_N = labels.teacher_index_BAG[rows]
+    rows = supervised_BAG.nonzero(as_tuple=True)
+    batch_N = rows[0]
+    teacher_N = batch_N * input_ids_BT.shape[1] + labels.teacher_index_BAG[rows]
+    teacher = Teacher(model, last_hidden_BTD, teacher_lse_BT, vocabulary)
+    teacher.prepare(teacher_N)
     terms = model_row_terms(
         model,
         hidden_BAGD[rows],
         None if feature_BAGR is None else feature_BAGR[rows],
-        last_hidden_BTD[batch_N, teacher_N],
+        teacher,
+        teacher_N,
         labels.label_ids_BAG[rows],
-        teacher_lse_N=None if teacher_lse_BT is None else teacher_lse_BT[batch_N, teacher_N],
         rows_per_chunk=rows_per_chunk,
     )
     confidence_N = None
@@ -175,7 +184,7 @@ def _reduce_block_terms(
         used_BA = supervised_BAG.any(-1)
         metrics["tau_probabilistic"] = pooled((1 + accept_BAG.cumprod(-1).sum(-1))[used_BA].sum(), used_BA.sum())
         metrics["tau_greedy"] = pooled((1 + hit_BAG.cumprod(-1).sum(-1))[used_BA].sum(), used_BA.sum())
-    return LossReport(total=total * num_processes, metrics=metrics)
+    return LossReport(total=total * num_processes, metrics=metrics, weight=float(shared_den))
 
 
 def spread_rows(values_N: Tensor, mask: Tensor) -> Tensor:

@@ -9,10 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from dspec_lab.drafters.layers import linear
 from dspec_lab.drafters.vocabulary import DraftModel
+from dspec_lab.training.fused_terms import NO_HIT, distance_terms
+from dspec_lab.training.teacher import Teacher
 
-# rows whose logits (draft and target vocabulary) are alive at once
+# rows whose logits are alive at once
 ROWS_PER_CHUNK = 512
+# laws kept for the backward pass, both sides together; rows beyond are computed again there
+KEEP_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ def row_terms(
     `kept_W` are the target ids of a reduced draft vocabulary: q is 0 elsewhere, and p's mass there counts in full
     towards the distance. `label_index_N` indexes the draft vocabulary, -1 for a label that is not in it. With
     `teacher_lse_N`, the log-sum-exp of the target's whole logits, `teacher_logits_NX` holds the kept columns only.
+
+    The formula written out. `model_row_terms` computes the same with fewer passes over the vocabulary.
     """
     log_q_NW = draft_logits_NW.float().log_softmax(-1)
     with torch.no_grad():
@@ -79,51 +86,50 @@ def model_row_terms(
     model: DraftModel,
     hidden_ND: Float[Tensor, "N D"],
     feature_NR: Float[Tensor, "N R"] | None,
-    teacher_hidden_ND: Float[Tensor, "N D"],
+    teacher: Teacher,
+    teacher_index_N: Int[Tensor, " N"],
     label_ids_N: Int[Tensor, " N"],
     *,
-    teacher_lse_N: Float[Tensor, " N"] | None = None,
     rows_per_chunk: int = ROWS_PER_CHUNK,
+    keep_bytes: int = KEEP_BYTES,
 ) -> RowTerms:
-    """`row_terms` of normed draft hidden states, in chunks whose logits are made again for the backward pass.
+    """`row_terms` of normed draft hidden states against the teacher's laws at flat positions `teacher_index_N`.
 
-    `feature_NR` is the sequential head's feature, to be added as a bias. Memory does not grow with N times V.
+    `feature_NR` is the sequential head's feature, to be added as a bias. Logits are alive for one chunk only. Laws are
+    kept for the backward pass up to `keep_bytes`; the rows of later chunks are computed again in it.
     """
-    bias = None if feature_NR is None else model.markov_head.bias
+    sample = teacher.vocabulary
+    head_WD = model.draft_head()
+    labels_N = model.to_draft_ids(label_ids_N)
+    bias_WR = None if feature_NR is None else model.markov_head.markov_w2.weight
+    if sample is not None:
+        head_WD = head_WD.index_select(0, sample.index_S)
+        bias_WR = None if bias_WR is None else bias_WR.index_select(0, sample.index_S)
+        labels_N = sample.place(labels_N)
+    cap = model.spec.logit_softcap
 
-    def chunk(hidden: Tensor, feature: Tensor | None, teacher: Tensor, labels: Tensor, lse: Tensor | None) -> RowTerms:
-        logits_NW = model.head_logits(hidden)
-        if bias is not None:
-            logits_NW = logits_NW + bias(feature)
-        with torch.no_grad():
-            if lse is None:
-                teacher_logits = model.teacher_logits(teacher)
-            else:
-                teacher_logits = model.head_logits(teacher)
-        return row_terms(logits_NW, teacher_logits, model.to_draft_ids(labels), model.target_ids_W, lse)
+    def chunk(hidden: Tensor, feature: Tensor | None, teacher_index: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        logits_NW = linear(hidden, head_WD)
+        if cap is not None:
+            logits_NW = cap * torch.tanh(logits_NW / cap)
+        if feature is not None:
+            logits_NW = logits_NW.add_(linear(feature, bias_WR))
+        if sample is not None:
+            logits_NW = logits_NW.add_(sample.log_weight_S)
+        law = teacher.law(teacher_index)
+        ce_N, soft_N, l1_N, best_N = distance_terms(logits_NW, law.probs_NW, law.missed_N, labels)
+        accept_N = (1.0 - 0.5 * l1_N.detach()).clamp(0.0, 1.0)
+        return ce_N, soft_N, l1_N, accept_N, (best_N == law.top_N) & (law.top_N != NO_HIT)
 
-    parts = []
+    parts, kept_bytes = [], 0
+    width = head_WD.shape[0]
     for start in range(0, max(hidden_ND.shape[0], 1), rows_per_chunk):
         rows = slice(start, start + rows_per_chunk)
-        args = (
-            hidden_ND[rows],
-            None if feature_NR is None else feature_NR[rows],
-            teacher_hidden_ND[rows],
-            label_ids_N[rows],
-            None if teacher_lse_N is None else teacher_lse_N[rows],
-        )
-        if torch.is_grad_enabled():
-            parts.append(RowTerms(*checkpoint(_as_tuple(chunk), *args, use_reentrant=False)))
+        feature = None if feature_NR is None else feature_NR[rows]
+        args = (hidden_ND[rows], feature, teacher_index_N[rows], labels_N[rows])
+        kept_bytes += 8 * width * args[0].shape[0]
+        if torch.is_grad_enabled() and kept_bytes > keep_bytes:
+            parts.append(RowTerms(*checkpoint(chunk, *args, use_reentrant=False)))
         else:
-            parts.append(chunk(*args))
+            parts.append(RowTerms(*chunk(*args)))
     return RowTerms.join(parts)
-
-
-def _as_tuple(chunk):  # noqa: ANN001, ANN202 - checkpoint hands on tuples of tensors only
-    names = tuple(RowTerms.__dataclass_fields__)
-
-    def run(*args: Tensor | None) -> tuple[Tensor, ...]:
-        terms = chunk(*args)
-        return tuple(getattr(terms, name) for name in names)
-
-    return run
