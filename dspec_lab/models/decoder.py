@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dspec_lab.kernels.rows import BLOCK, Impl, LayerCache, RowMarkers, native_pointers, row_ops
-from dspec_lab.models.family import ModelSpec, inverse_frequencies, model_spec
+from dspec_lab.models.family import ModelSpec, inverse_frequencies, model_spec, text_config
 from dspec_lab.models.protocol import Features, Taps, TargetRows
 from dspec_lab.models.weights import DecoderWeights, decoder_weights, truncated
 
@@ -65,9 +65,13 @@ class LeanDecoder:
         self.eos_ids = frozenset(eos_ids)
         self.dtype, self.device = weights.embedding.dtype, weights.embedding.device
         odd = sorted({shape.head_dim for shape in spec.attention.values() if shape.head_dim % 8})
-        if odd and impl == "native":
-            raise ValueError(f"the native row ops need head sizes that are multiples of 8, got {odd}")
-        self.ops = row_ops("torch" if odd else impl, self.device)
+        lean = self.dtype in (torch.bfloat16, torch.float32) and not odd
+        if impl == "native" and not lean:
+            raise ValueError(
+                f"the native row ops need bf16 or fp32 weights and head sizes that are multiples of 8, got {self.dtype}"
+                + (f" and {odd}" if odd else "")
+            )
+        self.ops = row_ops(impl if lean else "torch", self.device)
         # transformers multiplies by the scale in the table's dtype
         self._embed_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
         self._angles: dict[str, tuple[Tensor, Tensor]] = {}
@@ -84,6 +88,7 @@ class LeanDecoder:
         """Load config.json and *.safetensors of a transformers model folder."""
         import json
 
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         folder = Path(folder)
@@ -95,9 +100,13 @@ class LeanDecoder:
             raise FileNotFoundError(f"{folder} holds no .safetensors file")
         state: dict[str, Tensor] = {}
         for file in files:
-            state |= load_file(file)
+            try:
+                state |= load_file(file)
+            except SafetensorError as error:
+                raise ValueError(f"{file} is damaged: {error}") from error
         spec = model_spec(config)
-        eos = config.get("eos_token_id")
+        # a multi-modal config keeps its end token with the text model
+        eos = config.get("eos_token_id", text_config(config).get("eos_token_id"))
         generation = folder / "generation_config.json"
         if generation.is_file():
             eos = json.loads(generation.read_text()).get("eos_token_id", eos)
@@ -133,7 +142,7 @@ class LeanDecoder:
     def run_rows(
         self, ids_N: Tensor, positions_N: Tensor, caches: Sequence[SequenceCache], markers: RowMarkers, taps: Taps
     ) -> tuple[Tensor, Tensor | None]:
-        """(rows after the final norm [N, D], tapped outputs [N, F] or None) of one pass; stores the rows' keys and values.
+        """(rows after the final norm [N, D], tapped outputs [N, F] or None) of one pass, which stores keys and values.
 
         `positions_N` are rotary positions; `markers.owner_N` indexes `caches`. Cache lengths are left to the caller.
         """
