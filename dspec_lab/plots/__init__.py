@@ -1,0 +1,1 @@
+"""Figures: one function each, data in, a matplotlib Figure out; no global plotting state."""
