@@ -1,4 +1,4 @@
-"""`dspec demo`: the main job on bundled prompts. Plain decoding against every drafter, with verdicts and two figures."""
+"""`dspec demo`: plain decoding against every drafter on bundled prompts, with verdicts and two figures."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     from dspec_lab.evaluation.evaluate import DTYPE_NAMES, evaluate, rows_as_dicts
     from dspec_lab.evaluation.prompts import load_prompts
     from dspec_lab.evaluation.report import NOTE, eval_table
-    from dspec_lab.plots.summary import acceptance_figure, speed_figure
     from dspec_lab.plots.style import save_figure
+    from dspec_lab.plots.summary import acceptance_figure, speed_figure
 
     check_json_target(args.json)
     config = DecodeConfig(gamma=args.gamma, max_new_tokens=args.max_new_tokens)

@@ -43,7 +43,11 @@ def text_console(target: str | None) -> Any:
     """Rich console for the text a person reads: standard output, or standard error while JSON takes that (`-`)."""
     from rich.console import Console
 
-    return Console(stderr=target == "-", highlight=False, soft_wrap=True)
+    console = Console(stderr=target == "-", highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        # a file or pipe has no width that a table must fold to
+        console.width = 140
+    return console
 
 
 class ConsoleProgress:
