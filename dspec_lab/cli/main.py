@@ -20,6 +20,7 @@ VERBS = (
     ("generate", "answer one prompt with a drafter, streaming"),
     ("eval", "accepted length, rates and speed-up of drafters on prompts"),
     ("audit", "test that decoding is lossless"),
+    ("train", "train a drafter on the target's responses"),
     ("bench", "time the decoding loop"),
     ("notebooks", "run, check and list the notebooks"),
 )

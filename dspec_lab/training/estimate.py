@@ -1,0 +1,78 @@
+"""What a run will take before it starts: disk, memory and hours, from sizes and a short measurement."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspec_lab.models.decoder import LeanDecoder
+from dspec_lab.training.build import tapped_layers
+from dspec_lab.training.corpus import feature_reader
+from dspec_lab.training.data import SequenceSet
+from dspec_lab.training.feature_store import cache_bytes
+from dspec_lab.training.train_config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Sizes in bytes, times in seconds. Times are for one process on a machine as busy as now."""
+
+    num_sequences: int
+    num_tokens: int
+    num_response_tokens: int
+    features_bytes: int  # of the whole cache; 0 when features are streamed
+    free_bytes: int  # where the cache would lie
+    read_s: float  # one pass of the target over all sequences
+    sequences_used: int  # different sequences that the run's steps can visit
+
+    @property
+    def run_read_s(self) -> float:
+        """Time the target takes in this run; later runs on the same cache need none."""
+        return self.read_s * self.sequences_used / self.num_sequences
+
+    def lines(self) -> list[str]:
+        """The estimate in words."""
+        store = f"{self.features_bytes / 1e9:.2f} GB of {self.free_bytes / 1e9:.1f} GB free"
+        if not self.features_bytes:
+            store = "streamed, nothing stored"
+        return [
+            f"data: {self.num_sequences} sequences of {self.num_tokens} tokens, {self.num_response_tokens} in responses",
+            f"features: {store}",
+            f"reading the target: {self.read_s / 3600:.2f} h for all sequences once, "
+            f"{self.run_read_s / 3600:.2f} h for those this run can visit",
+        ]
+
+
+def estimate(
+    config: TrainConfig, target: LeanDecoder, sets: list[SequenceSet], cache: Path, *, probes: int = 2
+) -> Estimate:
+    """Sizes and times of a run; measures `probes` sequences of middle length."""
+    reader = feature_reader(config, target, tapped_layers(config, target))
+    sequences = [sequence for part in sets for sequence in part.sequences]
+    ordered = sorted(sequences, key=lambda sequence: sequence.num_tokens)
+    rates = []
+    for sequence in ordered[len(ordered) // 2 :][:probes]:
+        started = time.perf_counter()
+        reader.read(sequence.ids_T.tolist(), sequence.num_prompt)
+        rates.append((time.perf_counter() - started) / reader.flops(sequence.num_tokens, sequence.num_response))
+    work = sum(reader.flops(sequence.num_tokens, sequence.num_response) for sequence in sequences)
+    visits = config.steps * config.sequences_per_step if config.minutes is None else len(sequences)
+    if config.features == "stream":
+        used = visits
+    else:
+        used = min(visits, len(sequences))
+    place = cache
+    while not place.exists():
+        place = place.parent
+    return Estimate(
+        num_sequences=len(sequences),
+        num_tokens=sum(sequence.num_tokens for sequence in sequences),
+        num_response_tokens=sum(sequence.num_response for sequence in sequences),
+        features_bytes=0 if config.features == "stream" else cache_bytes(reader, sequences),
+        free_bytes=shutil.disk_usage(place).free,
+        read_s=statistics.median(rates) * work,
+        sequences_used=used,
+    )
