@@ -39,7 +39,7 @@ def triton_missing() -> str | None:
     return f"{' and '.join(missing)} not installed" if missing else None
 
 
-def resolve(impl: Impl, *tensors: Tensor | None) -> Literal["torch", "triton"]:
+def resolve(impl: str, *tensors: Tensor | None) -> Literal["torch", "triton"]:
     """The implementation that `impl` means for these tensors."""
     if impl == "torch":
         return "torch"

@@ -23,7 +23,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dspec_lab.kernels.rows import RowMarkers
-from dspec_lab.kernels.rows import visible as rows_visible
 
 OWNER, PLACE, FIRST, PREFIX, ANCESTORS = range(5)
 MAX_DRAFTS = 63
@@ -65,7 +64,7 @@ def tree_markers(
     return torch.tensor(lines, dtype=torch.int64).reshape(-1, 5), torch.tensor(positions, dtype=torch.int64)
 
 
-def with_filler(marker_NP: Int[Tensor, "N P"], rows: int) -> Int[Tensor, "M P"]:
+def with_filler(marker_NP: Int[Tensor, "N P"], rows: int) -> Int[Tensor, "rows P"]:
     """The same markers with filler at the end, up to `rows` lines (a fixed size, for captured graphs)."""
     if rows < marker_NP.shape[0]:
         raise ValueError(f"{marker_NP.shape[0]} rows do not fit {rows}")
@@ -81,10 +80,12 @@ def from_row_markers(markers: RowMarkers) -> Int[Tensor, "N P"]:
 
 
 def visible(marker_NP: Int[Tensor, "N P"], end: int) -> Bool[Tensor, "N S"]:
-    """Whether row n sees place s of its own request's cache, s < `end`. The rule itself is that of `rows.visible`."""
-    rows_N = torch.arange(marker_NP.shape[0], device=marker_NP.device)
-    seen_NS = rows_visible(RowMarkers(*marker_NP.unbind(1), span=end), rows_N)
-    return torch.nn.functional.pad(seen_NS, (0, end - seen_NS.shape[1]))
+    """Whether row n sees place s of its own request's cache, s < `end`: the rule above written out."""
+    place_S = torch.arange(end, device=marker_NP.device)
+    offset_NS = place_S - marker_NP[:, PREFIX, None]
+    bit_NS = (marker_NP[:, ANCESTORS, None] >> offset_NS.clamp(0, 62)) & 1 == 1
+    in_prefix_NS = (place_S >= marker_NP[:, FIRST, None]) & (offset_NS < 0)
+    return in_prefix_NS | ((offset_NS >= 0) & (offset_NS < 63) & bit_NS)
 
 
 def check_markers(marker_NP: Int[Tensor, "N P"], requests: int) -> None:

@@ -54,10 +54,10 @@ def admit_top_k(survival_BG: Tensor, lens_B: Tensor, budget: int, block_n: int =
     require_shape("lens_B", lens_B, (B,))
     if budget < 0:
         raise ValueError(f"budget must be 0 or more, got {budget}")
-    num_admitted_B = torch.zeros(B, dtype=torch.int64, device=survival_BG.device)
-    fault_B = torch.zeros_like(num_admitted_B)
+    num_admitted_B = torch.empty(B, dtype=torch.int64, device=survival_BG.device)
+    fault_B = torch.empty_like(num_admitted_B)
     if G == 0:
-        return num_admitted_B, fault_B
+        return num_admitted_B.zero_(), fault_B.zero_()
     launch(
         _admit_kernel,
         (B,),

@@ -196,9 +196,9 @@ def ragged_attention(
     # from the head layout alone: a tile that followed the batch would change the order of additions with it
     block_m = block_of(8 * group, 64)
     block_e, precision = block_of(E, 256), dot_precision(query_NHE, keys_SKE, values_SKE)
-    # exact fp32 products run on the plain units and keep more in registers: smaller tiles, more warps
+    # exact fp32 products run on the plain units and keep more in registers, so more warps share a tile
     heavy = precision == "ieee" or block_e > 128
-    block_s = 32 if heavy else 64
+    block_s = 32
     if split % block_s:
         raise ValueError(f"split must be a multiple of {block_s}, got {split}")
     splits, row_blocks = max(triton.cdiv(max_end, split), 1), triton.cdiv(max_rows * group, block_m)

@@ -6,6 +6,8 @@ A test that takes `dspark_case`, `eagle3_case` or `e2e_case` runs once for each 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+
+if not torch.cuda.is_available():
+    # before anything imports Triton: its kernels then run in the interpreter, on CPU tensors
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 VECTORS = Path(__file__).parent / "vectors"
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
@@ -47,6 +53,23 @@ def assert_near(got: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
     assert got.shape == expected.shape, (got.shape, expected.shape)
     limit = tolerance * max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
     torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=limit)
+
+
+@pytest.fixture
+def kernel_device() -> Iterator[str]:
+    """Where Triton kernels run here. Every `torch.empty` under this fixture comes filled with NaN or huge numbers."""
+    pytest.importorskip("triton", reason="Triton is not installed (it has no wheel for this platform)")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        from triton.language.standard import zeros
+        from triton.runtime.interpreter import InterpretedFunction
+
+        if not isinstance(zeros, InterpretedFunction):
+            pytest.fail("Triton was imported before TRITON_INTERPRET=1 was set; set it in the environment of pytest")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield device
+    torch.use_deterministic_algorithms(before)
 
 
 @pytest.fixture(name="assert_near")
