@@ -40,11 +40,12 @@ def run(args: argparse.Namespace) -> int:
 
     from dspec_lab.bench.record import run_record
     from dspec_lab.config import DecodeConfig
+    from dspec_lab.core.files import write_bytes
     from dspec_lab.evaluation.drafters import BUILDERS, build_drafters
     from dspec_lab.evaluation.evaluate import DTYPE_NAMES, evaluate, rows_as_dicts
     from dspec_lab.evaluation.prompts import load_prompts
     from dspec_lab.evaluation.report import NOTE, eval_table
-    from dspec_lab.plots.style import save_figure
+    from dspec_lab.plots.style import png_bytes
     from dspec_lab.plots.summary import acceptance_figure, speed_figure
 
     check_json_target(args.json)
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(NOTE)
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in (("demo_speed", speed_figure(rows)), ("demo_acceptance", acceptance_figure(rows))):
-        console.print(f"figure: {save_figure(figure, folder / f'{name}.png')}")
+        console.print(f"figure: {write_bytes(folder / f'{name}.png', png_bytes(figure))}")
     settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug")}
     record = run_record(settings, config.seed, dtype=dtype, model=target.name)
     write_result(args.json, {"rows": rows_as_dicts(rows), "run": record})

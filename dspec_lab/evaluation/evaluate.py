@@ -87,6 +87,7 @@ def evaluate(
     config: DecodeConfig,
     *,
     repeats: int = 2,
+    gammas: Mapping[str, int] | None = None,
     progress: Progress | None = None,
     traces: list[dict[str, Any]] | None = None,
 ) -> list[EvalRow]:
@@ -94,13 +95,14 @@ def evaluate(
 
     Plain decoding and the drafters take turns on each prompt, `repeats` times, so that a change of the machine's load
     meets them alike. Later turns of a prompt follow plain decoding's replies. With `traces`, one more, untimed run
-    per drafter and prompt records laws and entropies into it. Raises `ValueError` for a prompt that does not fit.
+    per drafter and prompt records laws and entropies into it. `gammas` gives some drafters a draft length of their own.
+    Raises `ValueError` for a prompt that does not fit.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}")
     if not drafters:
         raise ValueError("no drafter to evaluate")
-    # a text can only differ from another of the same request: one stream of random numbers per task
+    settings = {name: replace(config, gamma=(gammas or {}).get(name, config.gamma)) for name in drafters}
     benchmarks = list(dict.fromkeys(prompt.benchmark for prompt in prompts))
     total = len(prompts) * (repeats + (traces is not None)) * (len(drafters) + 1)
     report = progress or (lambda done, total, what: None)
@@ -125,16 +127,16 @@ def evaluate(
                     plain.by_repeat[repeat].append(baseline)
                     replies.append(spell(tokenizer, baseline.token_ids))
                     for name, drafter in drafters.items():
-                        run = generate(target, drafter, task.prompt_ids, config, request_id=request)
+                        run = generate(target, drafter, task.prompt_ids, settings[name], request_id=request)
                         runs[name].by_repeat[repeat].append(run)
                 done += 1 + len(drafters)
                 report(done, total, f"{prompt.prompt_id}, repeat {repeat + 1} of {repeats}")
         for name, drafter in drafters.items():
-            rows.append(_row(target, name, benchmark, tasks, plain, runs[name], config))
+            rows.append(_row(target, name, benchmark, tasks, plain, runs[name], settings[name]))
             if traces is not None:
                 for task in tasks:
                     request = f"{task.prompt.prompt_id}#{task.turn}"
-                    run = generate(target, drafter, task.prompt_ids, config, request_id=request, trace=True)
+                    run = generate(target, drafter, task.prompt_ids, settings[name], request_id=request, trace=True)
                     traces += trace_rows(
                         run, request_id=request, prompt_id=task.prompt.prompt_id, domain=task.prompt.domain,
                         drafter=name, temperature=config.temperature,
