@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Decode bundled math, code and chat prompts plainly and with every drafter; greedy.",
     )
     parser.add_argument("--samples", type=int, default=2, help="prompts per domain (default: 2)")
-    parser.add_argument("--max-new-tokens", type=int, default=48, help="default: 48")
+    parser.add_argument("--max-new-tokens", type=int, default=32, help="default: 32")
     parser.add_argument("--gamma", type=int, default=7, help="drafted tokens per round (default: 7)")
     parser.add_argument("--repeats", type=int, default=2, help="timed runs of each prompt (default: 2)")
     parser.add_argument(
@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         task = bar.add_task("demo", total=None)
         rows = evaluate(
             target, tokenizer, drafters, prompts, config, repeats=args.repeats,
+            # one pass a drafted token: a long draft of an untrained model would only cost time
+            gammas={"autoregressive": min(3, args.gamma)},
             progress=lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
         )  # fmt: skip
     console.print(eval_table(rows, f"{target.name}, {dtype}"))
