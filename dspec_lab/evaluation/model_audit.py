@@ -1,0 +1,208 @@
+"""The audit's checks on a real model: greedy text equals plain decoding's, and sampled text follows the model's law."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from dspec_lab.config import VERIFICATIONS, DecodeConfig, Verification
+from dspec_lab.core.sampling import law
+from dspec_lab.core.streams import RandomStreams
+from dspec_lab.core.types import Generation
+from dspec_lab.drafters.protocol import Drafter
+from dspec_lab.evaluation.drafters import build_drafters
+from dspec_lab.evaluation.equality import Flip, find_flip, verdict
+from dspec_lab.models.protocol import Target
+from dspec_lab.verifier.audit_report import AuditRow, Outcome, Seen
+from dspec_lab.verifier.cases import AuditCase
+from dspec_lab.verifier.exact_audit import seen_in
+from dspec_lab.verifier.goodness import EvidenceAgainst, chi_square
+from dspec_lab.verifier.mutants import MUTANTS, Mutant
+
+# text that repeats itself in part, so that every drafter is right at times and wrong at times
+PROMPTS = (
+    "Write the list of months from January to June, one per line, then write the same list again in reverse order.",
+    "Write a Python function that returns the sum of the squares of a list, and a second one for the cubes.",
+)
+ALPHA = 1e-4
+EFFECT = 0.5
+BINS = 10
+REAL_MUTANTS = ("KV off by one", "greedy match")
+
+Job = Callable[[], AuditRow]
+
+
+class ModelChecks:
+    """Checks of one target in one dtype; `load` is called when the first of them runs."""
+
+    def __init__(
+        self,
+        load: Callable[[], Target],
+        dtype: str,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        seed: int,
+    ) -> None:
+        self._load, self._dtype, self._prompts, self._seed = load, dtype, [tuple(ids) for ids in prompts], seed
+        self._greedy = DecodeConfig(gamma=4, max_new_tokens=max_new_tokens, ignore_eos=True, seed=seed)
+        self._target: Target | None = None
+        self._drafters: dict[str, Drafter] = {}
+        self._plain: list[Generation] = []
+
+    @property
+    def target(self) -> Target:
+        """The model, loaded once."""
+        if self._target is None:
+            self._target = self._load()
+        return self._target
+
+    def drafter(self, name: str) -> Drafter:
+        """The drafter of that name for the target, made once."""
+        if name not in self._drafters:
+            self._drafters |= build_drafters([name], self.target)
+        return self._drafters[name]
+
+    def plain(self) -> list[Generation]:
+        """Plain greedy decoding of the prompts."""
+        if not self._plain:
+            self._plain = self._run(self._case(None, self._greedy))
+        return self._plain
+
+    def greedy_row(self, name: str, mutant: Mutant | None = None) -> AuditRow:
+        """Greedy text with a drafter against plain decoding, token for token; a flip is measured."""
+        start = time.perf_counter()
+        case = self._case(self.drafter(name), self._greedy)
+        runs = self._run(mutant.plant(case) if mutant else case)
+        flips = [
+            find_flip(self.target, plain.prompt_ids, plain.token_ids, run.token_ids)
+            for plain, run in zip(self.plain(), runs, strict=True)
+        ]
+        found = verdict(runs, flips)
+        seen = sum((seen_in(run) for run in runs), Seen())
+        words: dict[object, Outcome] = {True: "pass", "near_tie": "pass", "inconclusive": "inconclusive"}
+        return AuditRow(
+            check="planted fault" if mutant else "greedy text",
+            subject=f"{mutant.name} ({name})" if mutant else name,
+            settings=f"{self.target.name}, T=0, {self._dtype}",
+            verdict=words.get(found, "FAIL"),
+            expected="FAIL" if mutant else "pass",
+            evidence=_flip_words(flips, seen),
+            value=max((abs(flip.gap) for flip in flips if flip), default=0.0),
+            limit=max((flip.tolerance for flip in flips if flip), default=0.0),
+            seen=seen,
+            details={"outputs_equal_plain": found, "fault": mutant.fault if mutant else None},
+            wall_s=time.perf_counter() - start,
+        )
+
+    def sampled_row(self, name: str, rule: Verification, mutant: Mutant | None = None) -> AuditRow:
+        """Sampled tokens at T = 1, each against the model's law after the text before it.
+
+        A token's place u in its law (mass of the likelier tokens, plus a random part of its own) is uniform whatever
+        the law is, so all tokens of all texts share one test over equal bins of u.
+        """
+        start = time.perf_counter()
+        config = replace(self._greedy, temperature=1.0, verification=rule)
+        case = self._case(self.drafter(name), config)
+        runs = self._run(mutant.plant(case) if mutant else case)
+        noise = np.random.default_rng(self._seed)
+        bins = {index: 1 / BINS for index in range(BINS)}
+        counts, evidence = Counter[int](), EvidenceAgainst(bins)
+        for run in runs:
+            for place in self._places(run, config, noise):
+                counts[min(int(place * BINS), BINS - 1)] += 1
+                evidence.add(min(int(place * BINS), BINS - 1))
+        test = chi_square([(counts, bins)])
+        seen = sum((seen_in(run) for run in runs), Seen())
+        failed = test.p_value < ALPHA or evidence.exceeds(ALPHA)
+        return AuditRow(
+            check="planted fault" if mutant else "sampled text",
+            subject=f"{mutant.name} ({name})" if mutant else name,
+            settings=f"{self.target.name}, T=1, {rule}, {self._dtype}, {test.samples} tokens",
+            verdict="FAIL" if failed else "inconclusive" if seen.missing else "pass",
+            expected="FAIL" if mutant else "pass",
+            evidence=f"p {test.p_value:.2g}, evidence against 10^{evidence.log10_e:.1f}; a law off by w = {EFFECT} "
+            f"would show with chance {test.power(EFFECT, ALPHA):.2f}",
+            value=test.p_value,
+            limit=ALPHA,
+            seen=seen,
+            details={
+                "fault": mutant.fault if mutant else None,
+                "bin_counts": [counts[index] for index in range(BINS)],
+                "log10_e": evidence.log10_e,
+                "power": test.power(EFFECT, ALPHA),
+                "effect": EFFECT,
+            },
+            wall_s=time.perf_counter() - start,
+        )
+
+    def _case(self, drafter: Drafter | None, config: DecodeConfig) -> AuditCase:
+        return AuditCase(target=self.target, drafter=drafter, prompt_ids=self._prompts[0], config=config)
+
+    def _run(self, case: AuditCase) -> list[Generation]:
+        return [
+            replace(case, prompt_ids=ids).generation(RandomStreams(self._seed, f"model {index}"))
+            for index, ids in enumerate(self._prompts)
+        ]
+
+    def _places(self, run: Generation, config: DecodeConfig, noise: np.random.Generator) -> list[float]:
+        session = self.target.session(capacity=len(run.prompt_ids) + len(run.token_ids))
+        rows_JV = session.extend([*run.prompt_ids, *run.token_ids[:-1]], logit_rows=len(run.token_ids)).logits_JV
+        probs_JV = law(rows_JV, config.sampling).double()
+        ids_J1 = torch.tensor(run.token_ids, device=probs_JV.device)[:, None]
+        own_J1 = probs_JV.gather(-1, ids_J1)
+        before_J = torch.where(probs_JV > own_J1, probs_JV, torch.zeros_like(probs_JV)).sum(-1)
+        parts = noise.random(len(run.token_ids))
+        return [
+            float(before) + float(own) * part for before, own, part in zip(before_J, own_J1[:, 0], parts, strict=True)
+        ]
+
+
+def model_jobs(
+    load: Callable[[str], Target],
+    prompts: Sequence[Sequence[int]],
+    *,
+    drafters: Sequence[str],
+    seed: int = 0,
+    quick: bool = False,
+) -> list[Job]:
+    """The checks of a real model, to be called one by one; `load` gets "fp32" or "bf16".
+
+    Greedy in both dtypes with every drafter, sampled in bf16 with both rules, and two planted faults.
+    """
+    if not drafters:
+        return []
+    prompts = prompts[:1] if quick else prompts
+    length = 32 if quick else 64
+    made = {
+        name: ModelChecks(lambda n=name: load(n), name, prompts, max_new_tokens=length, seed=seed)
+        for name in ("fp32", "bf16")
+    }
+    jobs: list[Job] = []
+    for checks in made.values():
+        jobs += [lambda c=checks, n=name: c.greedy_row(n) for name in drafters]
+    first = drafters[0]
+    named = {mutant.name: mutant for mutant in MUTANTS}
+    late, greedy = (named[name] for name in REAL_MUTANTS)
+    jobs.append(lambda: made["fp32"].greedy_row(first, late))
+    if not quick:
+        jobs += [lambda r=rule: made["bf16"].sampled_row(first, r) for rule in VERIFICATIONS]
+        jobs.append(lambda: made["bf16"].sampled_row(first, "token", greedy))
+    return jobs
+
+
+def _flip_words(flips: Sequence[Flip | None], seen: Seen) -> str:
+    real = [flip for flip in flips if flip is not None]
+    missing = f"; {seen.missing}" if seen.missing else ""
+    if not real:
+        return f"all {len(flips)} texts equal plain decoding's{missing}"
+    worst = max(real, key=lambda flip: abs(flip.gap))
+    return (
+        f"{len(real)} of {len(flips)} texts differ, first at token {worst.position}; log-probability gap "
+        f"{worst.gap:.3g}, rounding explains {worst.tolerance:.3g}{missing}"
+    )
