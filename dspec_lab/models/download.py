@@ -43,6 +43,7 @@ def fetch_wheel(pin: WheelPin, folder: Path, progress: Progress) -> Path:
     final = folder / pin.filename
     part = folder / (pin.filename + ".part")
     if not final.is_file():
+        progress(f"asking pip where {pin.filename} is", 0, 0)
         try:
             url = resolve_url(pin)
             if urlparse(url).scheme == "file":

