@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dspec_lab.drafters.architecture import Architecture, BlockArchitecture, ChainArchitecture, MedusaArchitecture
+from dspec_lab.drafters.architecture import (
+    HEAD_TYPES,
+    Architecture,
+    BlockArchitecture,
+    ChainArchitecture,
+    HeadType,
+    MedusaArchitecture,
+)
 from dspec_lab.models.family import FAMILIES, FULL, ModelSpec, model_spec, text_config
 
 KINDS: dict[str, str] = {"DSparkModel": "dspark", "Eagle3Model": "eagle3", "MtpModel": "mtp", "MedusaModel": "medusa"}
@@ -73,7 +80,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
         mask_token_id=_integer(config, "mask_token_id"),
         num_anchors=_integer(config, "num_anchors") if "num_anchors" in config else 512,
         markov_rank=rank,
-        markov_head_type=lookup(config, "markov_head_type") if rank else None,
+        markov_head_type=_head_type(config) if rank else None,
         confidence_head=confidence,
         # a flag left behind without its head has no meaning
         confidence_with_markov=bool(rank and confidence and lookup(config, "confidence_head_with_markov")),
@@ -201,6 +208,13 @@ def _layer_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 def _draft_vocab_size(config: Mapping[str, Any], spec: ModelSpec) -> int | None:
     size = lookup(config, "draft_vocab_size")
     return None if size is None or size == spec.vocab_size else _integer(config, "draft_vocab_size")
+
+
+def _head_type(config: Mapping[str, Any]) -> HeadType:
+    value = lookup(config, "markov_head_type")
+    if value not in HEAD_TYPES:
+        raise ValueError(f"config field markov_head_type must be one of {', '.join(HEAD_TYPES)}, got {value!r}")
+    return value
 
 
 def _integer(config: Mapping[str, Any], name: str) -> int:

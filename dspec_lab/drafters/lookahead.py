@@ -83,8 +83,8 @@ class LookaheadSession:
         self._target = target.session(capacity=room)
         self._window, self._ngram = drafter.window, drafter.ngram
         self._tokens: list[int] = []
-        # what each of the last passes held for a position: the committed anchor, then its guesses
-        self._passes: deque[dict[int, int]] = deque(maxlen=drafter.ngram - 1)
+        # what each of the last passes fed by position, and whether it was the pass before's choice for that place
+        self._passes: deque[dict[int, tuple[int, bool]]] = deque(maxlen=drafter.ngram - 1)
         self._pool = NgramPool(drafter.pool_tokens, drafter.per_token)
         self._guessed: dict[int, int] = {}
         self._indexed = 0
@@ -116,30 +116,34 @@ class LookaheadSession:
         """The target's choice after the anchor and after each guess; the guesses of the next pass."""
         anchor_at = len(self._tokens) - 1
         room = min(self._window, self._room - len(self._tokens))
-        guesses = self._guesses(anchor_at, room)
-        feed = self._tokens[self._target.length :] + guesses
-        refined = greedy_ids(self._target.extend(feed, logit_rows=1 + len(guesses)).logits_JV)
+        fed = [(self._tokens[-1], False), *self._guesses(anchor_at, room)]
+        feed = self._tokens[self._target.length : -1] + [token for token, _ in fed]
+        refined = greedy_ids(self._target.extend(feed, logit_rows=len(fed)).logits_JV)
         self._target.truncate(len(self._tokens))
-        self._passes.append({anchor_at + i: token for i, token in enumerate([self._tokens[-1], *guesses])})
+        self._passes.append({anchor_at + i: entry for i, entry in enumerate(fed)})
         self._collect(anchor_at, refined)
         self._guessed = {anchor_at + 1 + i: token for i, token in enumerate(refined)}
         return refined
 
-    def _guesses(self, anchor_at: int, count: int) -> list[int]:
-        """Tokens for the `count` positions after the anchor: the last pass's where it has them, else earlier text."""
+    def _guesses(self, anchor_at: int, count: int) -> list[tuple[int, bool]]:
+        """Tokens for the `count` places after the anchor: the last pass's choices, else earlier text (marked false)."""
         guesses = []
         for i in range(count):
-            # a stretch of text that lies as far back as the window is long starts an empty window
-            filler = self._tokens[(anchor_at - self._window + i) % len(self._tokens)]
-            guesses.append(self._guessed.get(anchor_at + 1 + i, filler))
+            chosen = self._guessed.get(anchor_at + 1 + i)
+            if chosen is None:
+                # what lies as far back as the window is long starts an empty place
+                guesses.append((self._tokens[(anchor_at - self._window + i) % len(self._tokens)], False))
+            else:
+                guesses.append((chosen, True))
         return guesses
 
     def _collect(self, anchor_at: int, refined: list[int]) -> None:
-        """Pool the n-grams whose last token was made by this pass, one token from each pass before it."""
+        """Pool the n-grams that end in this pass: each token the target's choice after the one before it."""
         if len(self._passes) < self._ngram - 1:
             return
         for i, newest in enumerate(refined):
             last_at = anchor_at + 1 + i
             before = [held.get(last_at - len(self._passes) + age) for age, held in enumerate(self._passes)]
-            if None not in before:
-                self._pool.add((*before, newest))  # type: ignore[arg-type]
+            # a token that the pass before it did not choose can only stand first
+            if all(entry is not None and (age == 0 or entry[1]) for age, entry in enumerate(before)):
+                self._pool.add((*(entry[0] for entry in before if entry is not None), newest))
