@@ -24,8 +24,9 @@ from dspec_lab.verifier.cases import (
     with_confidence,
 )
 from dspec_lab.verifier.enumerate import SharedNoiseError, max_deviation, output_law, total_variation
+from dspec_lab.verifier.faults import with_nan_rows
 from dspec_lab.verifier.known_law import Sequences
-from dspec_lab.verifier.mutants import Mutant, with_nan_rows
+from dspec_lab.verifier.mutants import Mutant
 from dspec_lab.verifier.tiny import NEURAL_DRAFTERS, tiny_decoder
 
 # float64 tables: sums of a few thousand rounded products
