@@ -39,7 +39,7 @@ class Estimate:
         if not self.features_bytes:
             store = "streamed, nothing stored"
         return [
-            f"data: {self.num_sequences} sequences of {self.num_tokens} tokens, {self.num_response_tokens} in responses",
+            f"data: {self.num_sequences} sequences, {self.num_tokens} tokens, {self.num_response_tokens} in responses",
             f"features: {store}",
             f"reading the target: {self.read_s / 3600:.2f} h for all sequences once, "
             f"{self.run_read_s / 3600:.2f} h for those this run can visit",

@@ -1,0 +1,1 @@
+"""Prompts to train on: our own generators, self-synthesis, and files."""
