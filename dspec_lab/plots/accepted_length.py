@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from dspec_lab.core.acceptance import acceptance_stats
 from dspec_lab.core.types import RoundRecord
@@ -18,6 +17,7 @@ from dspec_lab.plots.style import (
     INK,
     ORANGE,
     SERIES,
+    LabFigure,
     add_legend,
     caption,
     new_figure,
@@ -28,7 +28,7 @@ from dspec_lab.plots.style import (
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 
 
-def accepted_per_round(rounds: Sequence[RoundRecord], *, title: str = "") -> Figure:
+def accepted_per_round(rounds: Sequence[RoundRecord], *, title: str = "") -> LabFigure:
     """Bars of the tokens gained in each round: accepted drafts, the extra token on top, and what was drafted."""
     tau = _accepted_length(rounds)
     figure = new_figure(8.0, 3.0, alt=f"Tokens gained in each of {len(rounds)} rounds; mean {tau:.2f} tokens a round.")
@@ -58,7 +58,7 @@ def draw_accepted_per_round(axes: Axes, rounds: Sequence[RoundRecord], *, title:
     add_legend(axes, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.1)
 
 
-def accepted_histogram(rounds_by_drafter: Mapping[str, Sequence[RoundRecord]], *, title: str = "") -> Figure:
+def accepted_histogram(rounds_by_drafter: Mapping[str, Sequence[RoundRecord]], *, title: str = "") -> LabFigure:
     """Share of rounds that gained 1, 2, ... tokens, for each drafter, with its accepted length."""
     if not rounds_by_drafter:
         raise ValueError("no drafter to draw a histogram of")

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from dspec_lab.core.acceptance import accept_rate
@@ -20,6 +19,7 @@ from dspec_lab.plots.style import (
     INK,
     ORANGE,
     VERMILION,
+    LabFigure,
     add_legend,
     caption,
     new_figure,
@@ -31,7 +31,7 @@ FLOOR = 1e-17  # where an exact zero stands on the log axis
 
 def residual_picture(
     target_V: Float[Tensor, " V"], draft_V: Float[Tensor, " V"], tokens: Sequence[str], *, title: str = ""
-) -> Figure:
+) -> LabFigure:
     """Four panels: p_t and p_d; the accepted part min(p_t, p_d); the residual; accepted + rejected x residual."""
     if len(tokens) != target_V.shape[0] or target_V.shape != draft_V.shape:
         raise ValueError(f"{len(tokens)} tokens for laws of {target_V.shape[0]} and {draft_V.shape[0]} entries")
@@ -65,7 +65,7 @@ def residual_picture(
     return figure
 
 
-def law_gaps(gaps: Mapping[str, float], *, tolerance: float, title: str = "") -> Figure:
+def law_gaps(gaps: Mapping[str, float], *, tolerance: float, title: str = "") -> LabFigure:
     """Bars of how far each rule's output law lies from the target's, on a log axis, with the limit of an exact rule.
 
     A gap is the total variation distance, in 0..1. Zeros stand at the axis' foot.

@@ -6,12 +6,11 @@ import html
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Patch, Rectangle
 
 from dspec_lab.core.types import TokenSource
-from dspec_lab.plots.style import FONT_SIZE, INK, SOURCES, new_figure
+from dspec_lab.plots.style import FONT_SIZE, INK, SOURCES, LabFigure, new_figure
 from dspec_lab.verifier.stopping import TokenDecoder
 
 # made visible, because a drafter's hits are often blanks
@@ -58,10 +57,10 @@ def tokens_html(pieces: Sequence[str], sources: Sequence[TokenSource]) -> str:
     )
 
 
-def outcomes_figure(pieces: Sequence[str], sources: Sequence[TokenSource], *, title: str = "") -> Figure:
+def outcomes_figure(pieces: Sequence[str], sources: Sequence[TokenSource], *, title: str = "") -> LabFigure:
     """The tokens as boxes in the colour of their source, wrapped like text; characters without a glyph are □."""
     _check(pieces, sources)
-    height = 0.95 + 0.25 * len(_lines(pieces))
+    height = 0.95 + 0.25 * len(outcome_lines(pieces))
     counts = ", ".join(f"{list(sources).count(source)} {SOURCES[source][0]}" for source in SOURCES if source in sources)
     figure = new_figure(9.0, height, alt=f"Generated text with each token's source: {counts}.")
     draw_outcomes(figure.add_subplot(), pieces, sources, title=title)
@@ -73,7 +72,7 @@ def draw_outcomes(
 ) -> None:
     """Draw the boxes of `outcomes_figure` into `axes`."""
     _check(pieces, sources)
-    lines = _lines(pieces, wrap)
+    lines = outcome_lines(pieces, wrap)
     axes.set_xlim(0, wrap)
     axes.set_ylim(len(lines), 0)
     axes.axis("off")
@@ -127,7 +126,7 @@ def _span(index: int, piece: str, source: TokenSource) -> str:
     return span + "<br>" * piece.count("\n")
 
 
-def _lines(pieces: Sequence[str], wrap: int = WRAP) -> list[list[tuple[int, str, int]]]:
+def outcome_lines(pieces: Sequence[str], wrap: int = WRAP) -> list[list[tuple[int, str, int]]]:
     """Lines of (column, text, token index): wrapped at `wrap` characters and after each newline."""
     lines: list[list[tuple[int, str, int]]] = [[]]
     column = 0

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dspec_lab.core.acceptance import AcceptanceStats
-from dspec_lab.plots.style import GREY, add_legend, caption, new_figure, series_look, style_axes
-
-if TYPE_CHECKING:
-    import pandas as pd
+from dspec_lab.plots.style import GREY, LabFigure, add_legend, caption, new_figure, series_look, style_axes
 
 FEW = 10  # a share of fewer rounds than this is drawn hollow
 PAPER_LINES = ("--", ":", "-.")
@@ -22,7 +18,7 @@ PAPER_LINES = ("--", ":", "-.")
 
 def acceptance_by_position(
     stats: Mapping[str, AcceptanceStats], *, paper: pd.DataFrame | None = None, domain: str = "math", title: str = ""
-) -> Figure:
+) -> LabFigure:
     """Survival (left) and conditional acceptance (right) by position, beside the paper's Figure 2.
 
     `stats` maps a label to the pooled counts of its rounds. `paper` is the table `fig2_conditional_acceptance`, of

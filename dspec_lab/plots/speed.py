@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from dspec_lab.plots.style import FONT_SIZE, GREY, INK, SKY, caption, new_figure, style_axes
+from dspec_lab.plots.style import FONT_SIZE, GREY, INK, SKY, LabFigure, caption, new_figure, style_axes
 
 
 def speed_bars(
@@ -17,7 +16,7 @@ def speed_bars(
     verdicts: Mapping[str, str],
     plain: str = "plain",
     title: str = "",
-) -> Figure:
+) -> LabFigure:
     """Bars of the median rate, each run a dot, and the ratio to plain decoding; rates in tokens per second.
 
     `verdicts` says for each drafter how its output compared with plain decoding: a speed is shown beside it only.

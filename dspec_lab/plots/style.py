@@ -24,7 +24,7 @@ DPI = 110
 SOURCES: dict[TokenSource, tuple[str, str, str]] = {
     "draft": ("draft, accepted", "#BFE3F7", BLUE),
     "replacement": ("replacement at the first rejection", "#FFD9B8", VERMILION),
-    "bonus": ("bonus after a full block", "#BFEBDD", GREEN),
+    "bonus": ("bonus, nothing was rejected", "#BFEBDD", GREEN),
     "prefill": ("first token, from the prompt pass", "#E6E6E6", GREY),
     "plain": ("plain decoding", "#FFFFFF", "#A0A0A0"),
 }
