@@ -134,7 +134,8 @@ class TorchRows:
             mine = (markers.owner_N == request).nonzero()[:, 0]
             if not len(mine):
                 continue
-            seen = visible(markers, mine)
+            # the span covers the request with the longest view, which may be more than this cache has
+            seen = visible(markers, mine)[:, : cache.keys[request].shape[-1]]
             end = seen.shape[1]
             key = cache.keys[request][:, :, :end].repeat_interleave(num_heads // num_kv, 0)
             value = cache.values[request][:, :end].repeat_interleave(num_heads // num_kv, 0)
