@@ -8,7 +8,7 @@ import shutil
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ SPARE_BYTES = 2**30  # left free on the disk
 FORMAT = 1
 
 
+@runtime_checkable
 class FeatureSource(Protocol):
     """Gives the features of a sequence by its number."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ class StepReport:
     anchors_per_s: float
 
 
+@runtime_checkable
 class Display(Protocol):
     """Where a run reports to."""
 
