@@ -60,12 +60,16 @@ def build_parser(verb: str | None = None) -> argparse.ArgumentParser:
 def available_verbs() -> list[tuple[str, str]]:
     """Verbs whose module exists, with their line of help."""
     here = Path(__file__).parent
-    return [(name, line) for name, line in VERBS if (here / f"{name}.py").is_file()]
+    return [(name, line) for name, line in VERBS if (here / f"{_module_name(name)}.py").is_file()]
 
 
 def module(verb: str) -> Any:
     """The module of `verb`, imported."""
-    return importlib.import_module(f"dspec_lab.cli.{verb}")
+    return importlib.import_module(f"dspec_lab.cli.{_module_name(verb)}")
+
+
+def _module_name(verb: str) -> str:
+    return verb.replace("-", "_")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

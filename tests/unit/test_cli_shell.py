@@ -65,10 +65,11 @@ def planted_verb(monkeypatch):
         (["fetch", "smollm2", "--repl"], "--repl"),
         (["--nosuch", "doctor"], "--nosuch"),
         (["fetch", "smollm2", "--json"], "--json"),
-        (["fetch", "smollm2", "--json", "/no/such/folder/r.json"], "/no/such/folder"),
+        (["fetch", "smollm2", "--json", "no-such-folder/r.json"], "no-such-folder"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(arguments, named, tiny_cache, capsys):
+def test_bad_input_is_one_line_and_exit_2(arguments, named, tiny_cache, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     try:
         status = shell.main(arguments)
     except SystemExit as stop:
