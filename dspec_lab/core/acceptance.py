@@ -45,6 +45,7 @@ class AcceptanceStats:
     num_committed: int
     num_accepted: int
     num_proposed: int
+    verified_rows: int  # rows sent to the target: the anchor's and one per draft
     survived: tuple[int, ...]  # rounds in which drafts 1..k were all accepted
     proposed: tuple[int, ...]  # rounds that proposed at least k tokens
     reached: tuple[int, ...]  # of these, the rounds that accepted the first k - 1
@@ -62,8 +63,7 @@ class AcceptanceStats:
     @property
     def verify_rate(self) -> float:
         """Committed tokens per verified row; the extra token counts on both sides."""
-        rows = self.num_proposed + self.rounds
-        return self.num_committed / rows if rows else float("nan")
+        return self.num_committed / self.verified_rows if self.verified_rows else float("nan")
 
     @property
     def survival_by_position(self) -> list[float]:
@@ -84,6 +84,7 @@ def acceptance_stats(rounds: Sequence[RoundRecord]) -> AcceptanceStats:
         num_committed=sum(record.num_committed for record in rounds),
         num_accepted=sum(record.num_accepted for record in rounds),
         num_proposed=sum(record.gamma for record in rounds),
+        verified_rows=sum(r.gamma + 1 if r.verified_rows is None else r.verified_rows for r in rounds),
         survived=tuple(sum(r.num_accepted >= k for r in rounds) for k in range(1, widest + 1)),
         proposed=tuple(sum(r.gamma >= k for r in rounds) for k in range(1, widest + 1)),
         reached=tuple(sum(r.gamma >= k and r.num_accepted >= k - 1 for r in rounds) for k in range(1, widest + 1)),

@@ -97,6 +97,7 @@ class RoundRecord:
     accept_prob: tuple[float, ...] | None = None  # 1 - TV per position; traced runs only
     target_entropy_bits: tuple[float, ...] | None = None
     draft_entropy_bits: tuple[float, ...] | None = None
+    verified_rows: int | None = None  # rows sent to the target where that is not gamma + 1 (trees)
 
 
 @dataclass(slots=True)
