@@ -122,7 +122,7 @@ def write_fields(arch: Architecture, target_config: Mapping[str, Any], dtype: st
             f"the drafter is {arch.spec.hidden_size} wide with a vocabulary of {arch.spec.vocab_size}; the config to "
             f"build on has {model_spec(base).hidden_size} and {model_spec(base).vocab_size}"
         )
-    fields |= _flat_gemma4(base, arch.spec)
+    fields |= _gemma4_fields(target_config, base, arch.spec)
     suffix = {"dspark": "DSparkModel", "eagle3": "Eagle3Model", "mtp": "MtpModel", "medusa": "MedusaModel"}[_kind(arch)]
     fields |= {
         "architectures": [f"{arch.spec.family.prefix}{suffix}"],
@@ -169,7 +169,7 @@ _OWN_FIELDS = frozenset(
     "block_size mask_token_id num_anchors sample_from_anchor query_zero_predicts_next markov_rank markov_head_type "
     "enable_confidence_head confidence_head_with_markov draft_context_window ttt_length step_loss_decay "
     "draft_num_hidden_layers medusa_num_heads target_layer_ids eagle_aux_hidden_state_layer_ids target_hidden_size "
-    "draft_vocab_size num_target_layers per_layer_config".split()
+    "draft_vocab_size num_target_layers per_layer_config torch_dtype".split()
 )
 
 
@@ -179,12 +179,16 @@ def _kind(arch: Architecture) -> str:
     return "dspark" if isinstance(arch, BlockArchitecture) else "medusa"
 
 
-def _flat_gemma4(base: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    """Gemma 4's two flat fields, which newer transformers versions hide in `per_layer_config`."""
+def _gemma4_fields(config: Mapping[str, Any], base: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
+    """Fields that Gemma 4 drafters alone have: two that newer transformers hide, and the target's model types."""
     if spec.family.name != "gemma4":
         return {}
     shape = spec.attention[FULL]
-    fields: dict[str, Any] = {"global_head_dim": shape.head_dim}
+    fields: dict[str, Any] = {
+        "global_head_dim": shape.head_dim,
+        "target_model_type": base.get("target_model_type", "gemma4" if base is config else config.get("model_type")),
+        "target_text_model_type": base.get("target_text_model_type", base["model_type"]),
+    }
     if "num_global_key_value_heads" in base or "per_layer_config" in base:
         fields["num_global_key_value_heads"] = base.get("num_global_key_value_heads", shape.num_kv_heads)
     return fields

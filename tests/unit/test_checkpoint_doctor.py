@@ -228,11 +228,11 @@ def test_probe_names_a_flipped_anchor_flag(e2e_qwen3, tmp_path):
     target = LeanDecoder.from_folder(e2e_qwen3 / "target")
     target.eos_ids = frozenset()
     prompts = json.loads((e2e_qwen3 / "manifest.json").read_text())["prompts"]
-    texts = [target_text(target, prompt, 60) for prompt in prompts]
+    texts = [target_text(target, prompt, 30) for prompt in prompts]
     first = [len(prompt) for prompt in prompts]
     shutil.copytree(e2e_qwen3 / "draft_dflash", tmp_path / "d")
     report = probe_drafter(load_drafter(tmp_path / "d", target).model, target, texts, first)
-    assert report.findings == () and report.anchors == 180
+    assert report.findings == () and report.anchors == 90
     change_fields(tmp_path / "d", sample_from_anchor=False)
     (finding,) = probe_drafter(load_drafter(tmp_path / "d", target).model, target, texts, first).findings
     assert finding.code == "anchor_flag_flipped" and "set it to true" in finding.message
