@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from dspec_lab.config import VERIFICATIONS, DecodeConfig, Verification
 from dspec_lab.core.sampling import law
@@ -21,7 +25,7 @@ from dspec_lab.models.protocol import Target
 from dspec_lab.verifier.audit_report import AuditRow, Outcome, Seen
 from dspec_lab.verifier.cases import AuditCase
 from dspec_lab.verifier.exact_audit import seen_in
-from dspec_lab.verifier.goodness import EvidenceAgainst, chi_square
+from dspec_lab.verifier.goodness import chi_square
 from dspec_lab.verifier.mutants import MUTANTS, Mutant
 
 # text that repeats itself in part, so that every drafter is right at times and wrong at times
@@ -30,7 +34,7 @@ PROMPTS = (
     "Write a Python function that returns the sum of the squares of a list, and a second one for the cubes.",
 )
 ALPHA = 1e-4
-EFFECT = 0.5
+EFFECT_NATS = 0.8  # the shift of the mean surprisal for which the power is stated
 BINS = 10
 REAL_MUTANTS = ("KV off by one", "greedy match")
 
@@ -101,42 +105,49 @@ class ModelChecks:
         )
 
     def sampled_row(self, name: str, rule: Verification, mutant: Mutant | None = None) -> AuditRow:
-        """Sampled tokens at T = 1, each against the model's law after the text before it.
+        """Sampled tokens at T = 1, each against the model's law after the text before it. Two tests share ALPHA.
 
-        A token's place u in its law (mass of the likelier tokens, plus a random part of its own) is uniform whatever
-        the law is, so all tokens of all texts share one test over equal bins of u.
+        A token's place in its law (mass of the likelier tokens, plus a random part of its own) is uniform whatever the
+        law is, so all tokens of all texts share one chi-square test over equal bins of it. Its surprisal has the law's
+        entropy as its mean: a law that is too sharp or too flat moves the sum.
         """
         start = time.perf_counter()
-        config = replace(self._greedy, temperature=1.0, verification=rule)
+        config = replace(
+            self._greedy, temperature=1.0, verification=rule, max_new_tokens=2 * self._greedy.max_new_tokens
+        )
         case = self._case(self.drafter(name), config)
         runs = self._run(mutant.plant(case) if mutant else case)
         noise = np.random.default_rng(self._seed)
-        bins = {index: 1 / BINS for index in range(BINS)}
-        counts, evidence = Counter[int](), EvidenceAgainst(bins)
+        counts, excess_nats, variance = Counter[int](), 0.0, 0.0
         for run in runs:
-            for place in self._places(run, config, noise):
-                counts[min(int(place * BINS), BINS - 1)] += 1
-                evidence.add(min(int(place * BINS), BINS - 1))
-        test = chi_square([(counts, bins)])
+            probs_JV, ids_J1 = self._laws(run, config)
+            places_J = places(probs_JV, ids_J1, torch.tensor(noise.random(len(run.token_ids))))
+            counts.update((places_J * BINS).long().clamp(max=BINS - 1).tolist())
+            more_nats, more_variance = surprisal_excess(probs_JV, ids_J1)
+            excess_nats, variance = excess_nats + more_nats, variance + more_variance
+        test = chi_square([(counts, {index: 1 / BINS for index in range(BINS)})])
+        surprisal = MeanTest(excess_nats, variance, test.samples)
         seen = sum((seen_in(run) for run in runs), Seen())
-        failed = test.p_value < ALPHA or evidence.exceeds(ALPHA)
+        p_value = min(1.0, 2 * min(test.p_value, surprisal.p_value))
         return AuditRow(
             check="planted fault" if mutant else "sampled text",
             subject=f"{mutant.name} ({name})" if mutant else name,
             settings=f"{self.target.name}, T=1, {rule}, {self._dtype}, {test.samples} tokens",
-            verdict="FAIL" if failed else "inconclusive" if seen.missing else "pass",
+            verdict="FAIL" if p_value < ALPHA else "inconclusive" if seen.missing else "pass",
             expected="FAIL" if mutant else "pass",
-            evidence=f"p {test.p_value:.2g}, evidence against 10^{evidence.log10_e:.1f}; a law off by w = {EFFECT} "
-            f"would show with chance {test.power(EFFECT, ALPHA):.2f}",
-            value=test.p_value,
+            evidence=f"p {p_value:.2g}; mean surprisal {surprisal.excess:+.2f} nats from the law's entropy; "
+            f"{EFFECT_NATS} nats would show with chance {surprisal.power(EFFECT_NATS, ALPHA / 2):.2f}",
+            value=p_value,
             limit=ALPHA,
             seen=seen,
             details={
                 "fault": mutant.fault if mutant else None,
                 "bin_counts": [counts[index] for index in range(BINS)],
-                "log10_e": evidence.log10_e,
-                "power": test.power(EFFECT, ALPHA),
-                "effect": EFFECT,
+                "places_p_value": test.p_value,
+                "surprisal_p_value": surprisal.p_value,
+                "surprisal_excess_nats": surprisal.excess,
+                "effect_nats": EFFECT_NATS,
+                "power": surprisal.power(EFFECT_NATS, ALPHA / 2),
             },
             wall_s=time.perf_counter() - start,
         )
@@ -150,17 +161,59 @@ class ModelChecks:
             for index, ids in enumerate(self._prompts)
         ]
 
-    def _places(self, run: Generation, config: DecodeConfig, noise: np.random.Generator) -> list[float]:
+    def _laws(self, run: Generation, config: DecodeConfig) -> tuple[Tensor, Tensor]:
         session = self.target.session(capacity=len(run.prompt_ids) + len(run.token_ids))
         rows_JV = session.extend([*run.prompt_ids, *run.token_ids[:-1]], logit_rows=len(run.token_ids)).logits_JV
         probs_JV = law(rows_JV, config.sampling).double()
-        ids_J1 = torch.tensor(run.token_ids, device=probs_JV.device)[:, None]
-        own_J1 = probs_JV.gather(-1, ids_J1)
-        before_J = torch.where(probs_JV > own_J1, probs_JV, torch.zeros_like(probs_JV)).sum(-1)
-        parts = noise.random(len(run.token_ids))
-        return [
-            float(before) + float(own) * part for before, own, part in zip(before_J, own_J1[:, 0], parts, strict=True)
-        ]
+        return probs_JV, torch.tensor(run.token_ids, device=probs_JV.device)[:, None]
+
+
+def places(probs_JV: Float[Tensor, "J V"], ids_J1: Int[Tensor, "J 1"], part_J: Float[Tensor, " J"]) -> Tensor:
+    """Where each token lies in its law, likeliest first, in [0, 1]; `part_J` is uniform and places it in its own mass.
+
+    Tokens of equal chance count as one.
+    """
+    own_J1 = probs_JV.gather(-1, ids_J1)
+    zero = torch.zeros_like(probs_JV)
+    before_J = torch.where(probs_JV > own_J1, probs_JV, zero).sum(-1)
+    return before_J + torch.where(probs_JV == own_J1, probs_JV, zero).sum(-1) * part_J.to(before_J)
+
+
+def surprisal_excess(probs_JV: Float[Tensor, "J V"], ids_J1: Int[Tensor, "J 1"]) -> tuple[float, float]:
+    """(summed surprisal less the summed entropy, its variance under the laws), in nats."""
+    logp_JV = torch.where(probs_JV > 0, probs_JV, torch.ones_like(probs_JV)).log()
+    entropy_J = -(probs_JV * logp_JV).sum(-1)
+    variance_J = (probs_JV * logp_JV**2).sum(-1) - entropy_J**2
+    surprisal_J = -probs_JV.gather(-1, ids_J1).log()[:, 0]
+    return float((surprisal_J - entropy_J).sum()), float(variance_J.clamp_min(0).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class MeanTest:
+    """Is a sum of independent numbers, less its expectation, as small as its variance allows? Normal approximation."""
+
+    total: float
+    variance: float
+    samples: int
+
+    @property
+    def excess(self) -> float:
+        """Per sample."""
+        return self.total / self.samples
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided; 0 for any excess where nothing was left to chance."""
+        if self.variance <= 0:
+            return 1.0 if self.total == 0 else 0.0
+        return math.erfc(abs(self.total) / math.sqrt(2 * self.variance))
+
+    def power(self, effect: float, alpha: float) -> float:
+        """Chance of p < alpha when the mean is off by `effect` per sample."""
+        if self.variance <= 0:
+            return 1.0
+        normal = NormalDist()
+        return normal.cdf(effect * self.samples / math.sqrt(self.variance) - normal.inv_cdf(1 - alpha / 2))
 
 
 def model_jobs(
@@ -178,7 +231,7 @@ def model_jobs(
     if not drafters:
         return []
     prompts = prompts[:1] if quick else prompts
-    length = 32 if quick else 64
+    length = 24 if quick else 32
     made = {
         name: ModelChecks(lambda n=name: load(n), name, prompts, max_new_tokens=length, seed=seed)
         for name in ("fp32", "bf16")
