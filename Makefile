@@ -21,7 +21,8 @@ comma := ,
 RUN_STAMP := $(VENV)/.ready-run
 TEST_STAMP := $(VENV)/.ready-$(subst $(comma),-,$(EXTRAS))
 BUSY := $(VENV).installing
-SETUP_INPUTS := pyproject.toml constraints.txt $(wildcard kernels/dspec_kernels/__init__.py)
+SETUP_INPUTS := pyproject.toml constraints.txt
+PIP_INSTALL := $(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup setup-test model demo test lint lab notebooks figures clean
 
@@ -68,20 +69,21 @@ clean:  ## remove what runs and tests left in the tree (not .venv, not the model
 	@rm -rf runs build dist dspec_lab.egg-info .pytest_cache .ruff_cache .hypothesis
 	@find . -path ./$(VENV) -prune -o -path ./.git -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -print0 | xargs -0 -r rm -rf
 
-# $(call install,EXTRAS): an install that was cut short leaves $(BUSY) behind, and the next one starts from an
-# empty .venv (pip still has the downloads). torch goes first, alone: the pinned build, whatever else asks for.
+# $(call install,EXTRAS): an install that was cut short leaves $(BUSY) behind; the next one mends what it left.
+# torch goes first, alone: the pinned build, whatever else asks for.
 define install
-	@if [ -e $(BUSY) ]; then \
-	  if kill -0 "$$(cat $(BUSY))" 2>/dev/null; then echo "make: process $$(cat $(BUSY)) is installing into $(VENV) already" >&2; exit 1; fi; \
-	  echo "== the last set-up was cut short: starting $(VENV) anew"; rm -rf $(VENV); \
+	@if [ -e $(BUSY) ] && kill -0 "$$(cat $(BUSY))" 2>/dev/null; then \
+	  echo "make: process $$(cat $(BUSY)) is installing into $(VENV) already" >&2; exit 1; \
 	fi; \
+	$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit(f"make: Python 3.11 or newer is needed, $(PYTHON) is {v}; name another with PYTHON=")'; \
+	if [ -e $(BUSY) ]; then echo "== the last set-up was cut short"; fi; \
+	if ! $(PY) -m pip --version >/dev/null 2>&1; then echo "== making $(VENV)"; rm -rf $(VENV); echo $$$$ > $(BUSY); $(PYTHON) -m venv $(VENV); \
+	elif [ -e $(BUSY) ]; then $(PY) .ci/mend_environment.py; fi; \
 	echo $$$$ > $(BUSY); \
-	$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit(f"make: Python 3.11 or newer is needed, $(PYTHON) is {v}; name another with PYTHON=")' || { rm -f $(BUSY); exit 1; }; \
-	if [ ! -x $(PY) ]; then echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); fi; \
 	echo "== installing torch (pinned in constraints.txt)"; \
-	$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt torch; \
+	$(PIP_INSTALL) torch; \
 	echo "== installing dspec_lab$(1) (a few minutes the first time)"; \
-	$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.$(1)'; \
+	$(PIP_INSTALL) -e '.$(1)'; \
 	$(PY) -m pip check --disable-pip-version-check; \
 	rm -f $(BUSY); \
 	touch $@
