@@ -184,12 +184,12 @@ class HFSession:
 
     def _check_cache(self) -> None:
         # a model that keeps its keys and values elsewhere would not forget what is rolled back
-        for index, layer in enumerate(self._cache.layers):
-            if getattr(layer, "keys", None) is not None and layer.keys.shape[-2] != self._length:
-                raise ValueError(
-                    f"layer {index} of {self.target.name} holds {layer.keys.shape[-2]} positions after {self._length} "
-                    f"tokens, so it cannot be rolled back exactly"
-                )
+        held = {layer.keys.shape[-2] for layer in self._cache.layers if getattr(layer, "keys", None) is not None}
+        if held != {self._length}:
+            raise ValueError(
+                f"the cache of {self.target.name} holds {sorted(held) or 'no'} positions after {self._length} tokens, "
+                f"so it cannot be rolled back exactly"
+            )
 
     def truncate(self, length: int) -> None:
         """Forget all tokens from `length` on."""
