@@ -76,6 +76,7 @@ def _first_stop_string(
         starts = [text.find(stop) for stop in stop_strings if stop in text]
         if starts:
             kept_text = text[: min(starts)]
-            keep = next(n for n in range(len(token_ids) + 1) if len(spell(decoder, token_ids[:n])) >= len(kept_text))
+            # by text, not by its length: half a character spells a replacement sign of length 1
+            keep = next(n for n in range(at + 2) if spell(decoder, token_ids[:n]).startswith(kept_text))
             return at, Ending(keep, "stop", kept_text)
     return None
