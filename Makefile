@@ -79,14 +79,14 @@ define install
 	if [ -e $(BUSY) ]; then echo "== the last set-up was cut short"; fi; \
 	if ! $(PY) -m pip --version >/dev/null 2>&1; then echo "== making $(VENV)"; rm -rf $(VENV); echo $$$$ > $(BUSY); $(PYTHON) -m venv $(VENV); \
 	elif [ -e $(BUSY) ]; then $(PY) .ci/mend_environment.py; fi; \
-	echo $$$$ > $(BUSY); \
+	echo $$$$ > $(BUSY); rm -f $(VENV)/.ready-*; \
 	echo "== installing torch (pinned in constraints.txt)"; \
 	$(PIP_INSTALL) torch; \
 	echo "== installing dspec_lab$(1) (a few minutes the first time)"; \
 	$(PIP_INSTALL) -e '.$(1)'; \
 	$(PY) -m pip check --disable-pip-version-check; \
 	rm -f $(BUSY); \
-	touch $@
+	touch $(RUN_STAMP) $@
 endef
 
 $(RUN_STAMP): $(SETUP_INPUTS)
