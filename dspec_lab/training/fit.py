@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 
 from dspec_lab.checkpoints.layout import write_checkpoint
 from dspec_lab.core.files import write_json
 from dspec_lab.drafters.vocabulary import DraftModel
 from dspec_lab.models.decoder import LeanDecoder
-from dspec_lab.training.anchors import sample_anchors
+from dspec_lab.training.anchors import Anchors, sample_anchors
 from dspec_lab.training.build import architecture, frequent_tokens, new_drafter, trainable
 from dspec_lab.training.corpus import Corpus
 from dspec_lab.training.data import Batch, StepOrder
@@ -194,29 +193,31 @@ class Run:
 
     def _micro_batches(self, progress: float) -> list[MicroBatch]:
         config, processes = self.config, self.processes
-        chosen = self.order.step(self.state.step)
-        anchors = None
-        # anchors and vocabulary are drawn for all processes alike, so that the draw does not depend on their number
+        chosen = [self.corpus.training[i] for i in self.order.step(self.state.step)]
+        # anchors are drawn sequence by sequence, alike in all processes: how a step is cut changes none of them
         draw = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
-        parts = np.array_split(np.array(chosen), processes.count * config.accumulate)
-        mine = range(processes.rank * config.accumulate, (processes.rank + 1) * config.accumulate)
-        batches: dict[int, Batch] = {}
-        anchor_sets = {}
-        for part, numbers in enumerate(parts):
-            members = [self.corpus.training[i] for i in numbers]
-            if part in mine:
-                batches[part] = self._load(members)
-            if config.is_block:
-                mask_BT = self.corpus.loss_mask(members)
-                anchors = sample_anchors(mask_BT, config.anchors_at(progress), draw)
-                moved = (anchors.positions_BA.to(self.target.device), anchors.keep_BA.to(self.target.device))
-                anchor_sets[part] = type(anchors)(*moved)
+        drawn = {}
+        if config.is_block:
+            for index in chosen:
+                drawn[index] = sample_anchors(self.corpus.loss_mask([index]), config.anchors_at(progress), draw)
+        size = len(chosen) // (processes.count * config.accumulate)
+        first = processes.rank * config.accumulate * size
+        parts = [chosen[at : at + size] for at in range(first, first + config.accumulate * size, size)]
+        batches = [self._load(part) for part in parts]
         vocabulary = None
         if config.vocab_drawn is not None:
-            own = list(batches.values())
-            vocabulary = step_vocabulary(self.model, own, self.frequent_ids_N, config.vocab_drawn, draw)
+            vocabulary = step_vocabulary(self.model, batches, self.frequent_ids_N, config.vocab_drawn, draw)
         slots = config.slots_at(progress)
-        return [MicroBatch(batches[part], anchor_sets.get(part), vocabulary, slots) for part in batches]
+        device = self.target.device
+        micros = []
+        for part, batch in zip(parts, batches, strict=True):
+            anchors = None
+            if config.is_block:
+                positions = torch.cat([drawn[index].positions_BA for index in part])
+                keep = torch.cat([drawn[index].keep_BA for index in part])
+                anchors = Anchors(positions.to(device), keep.to(device))
+            micros.append(MicroBatch(batch, anchors, vocabulary, slots))
+        return micros
 
     def _load(self, members: Sequence[int]) -> Batch:
         sequences = [self.corpus.sequences[index] for index in members]

@@ -71,10 +71,9 @@ def produce(
     """
     folder = parts_folder(out)
     _check_plan(folder, prompts, target, config)
-    done, number = set(), 0
-    for path in sorted(folder.glob(f"part-{worker:02d}-*.json")):
-        done |= {tuple(key) for key in read_json(path)}
-        number += 1
+    done = {tuple(key) for path in folder.glob(f"part-{worker:02d}-*.json") for key in read_json(path)}
+    # parts without keys keep their numbers too, so that no part is ever written twice
+    number = 1 + max((int(path.stem[-5:]) for path in folder.glob(f"part-{worker:02d}-*.parquet")), default=-1)
     ending = generation_prompt(tokenizer)
     result, started = Produced(), time.perf_counter()
     mine = [index for index in range(len(prompts)) if index % num_workers == worker]

@@ -147,7 +147,7 @@ def optimiser_step(
     for micro in micros:
         report = micro_loss(model, micro, config)
         if not torch.isfinite(report.total):
-            raise ArithmeticError(f"the training loss is {float(report.total)}; try a lower learning_rate")
+            raise ArithmeticError(f"the training loss is {float(report.total.detach())}; try a lower learning_rate")
         (report.total * report.weight).backward()
         weight += report.weight
         pooled = add_metrics(pooled, report.metrics)

@@ -82,10 +82,6 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("target_layer_ids", "cached_layer_ids"):
-            ids = getattr(self, name)
-            if ids is not None:
-                object.__setattr__(self, name, tuple(ids))
         if self.drafter not in DRAFTERS:
             raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {self.drafter!r}")
         for name, lowest in _WHOLE.items():
@@ -191,7 +187,14 @@ def default_config(drafter: str, **changes: Any) -> TrainConfig:
     """The usual settings of a drafter, with `changes`; unknown names are refused."""
     if drafter not in DRAFTER_DEFAULTS:
         raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
-    return from_dict(TrainConfig, {"drafter": drafter, **DRAFTER_DEFAULTS[drafter], **changes})
+    values: dict[str, Any] = {"drafter": drafter, **DRAFTER_DEFAULTS[drafter], **changes}
+    for name, value in values.items():
+        # files have lists and whole numbers where settings are tuples and real numbers
+        if isinstance(value, list):
+            values[name] = tuple(value)
+        elif name in _REAL and isinstance(value, int) and not isinstance(value, bool):
+            values[name] = float(value)
+    return from_dict(TrainConfig, values)
 
 
 def read_config(path: Path | str, drafter: str | None = None, **changes: Any) -> TrainConfig:

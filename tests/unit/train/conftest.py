@@ -23,20 +23,20 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,
     "eos_token_id": 2,
 }
 
 
 def write_target(folder: Path) -> Path:
-    """A Llama of random weights whose next token depends on its input, not only on the head's taste."""
+    """A Llama of random weights whose likely next token is a fixed shuffle of the current one."""
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(1)
     width, inner, kv = CONFIG["hidden_size"], CONFIG["intermediate_size"], 16
 
     def matrix(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * (0.6 / shape[-1] ** 0.5)
+        return torch.randn(shape, generator=generator) * (0.4 / shape[-1] ** 0.5)
 
     state = {"model.embed_tokens.weight": torch.randn(CONFIG["vocab_size"], width, generator=generator) * 0.5}
     for layer in range(CONFIG["num_hidden_layers"]):
@@ -52,7 +52,9 @@ def write_target(folder: Path) -> Path:
             f"{at}input_layernorm.weight": 1 + 0.1 * torch.randn(width, generator=generator),
             f"{at}post_attention_layernorm.weight": 1 + 0.1 * torch.randn(width, generator=generator),
         }
-    state["model.norm.weight"] = 1.5 + 0.1 * torch.randn(width, generator=generator)
+    state["model.norm.weight"] = 0.9 + 0.05 * torch.randn(width, generator=generator)
+    shuffle = torch.randperm(CONFIG["vocab_size"], generator=generator)
+    state["lm_head.weight"] = state["model.embed_tokens.weight"][shuffle].clone()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(CONFIG))

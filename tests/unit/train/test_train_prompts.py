@@ -1,0 +1,124 @@
+"""Prompt generators and sources."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from dspec_lab.training.prompts.chat_requests import chat_requests
+from dspec_lab.training.prompts.code_requests import code_requests
+from dspec_lab.training.prompts.files import dataset_prompts, jsonl_prompts, user_turns
+from dspec_lab.training.prompts.math_problems import math_problems
+from dspec_lab.training.prompts.record import TrainPrompt, without_repeats
+from dspec_lab.training.prompts.self_synthesis import synthesise, usable, user_prefix
+from dspec_lab.training.prompts.wording import distinct, fill
+
+BUNDLED = Path(__file__).resolve().parents[3] / "data" / "prompts"
+GENERATORS = {"math": math_problems, "code": code_requests, "chat": chat_requests}
+
+
+@pytest.mark.parametrize("domain", GENERATORS)
+def test_generators_are_seeded_varied_and_complete(domain):
+    make = GENERATORS[domain]
+    prompts = make(1500, seed=1)
+    texts = [prompt.turns[0] for prompt in prompts]
+    assert len(set(texts)) == 1500 and {prompt.domain for prompt in prompts} == {domain}
+    assert make(1500, seed=1) == prompts and make(1500, seed=2) != prompts
+    assert make(10, seed=1) == prompts[:10], "asking for more must not change the first ones"
+    assert not any("{" in text and "}" in text for text in texts if domain == "chat"), "a place was left unfilled"
+    starts = {" ".join(text.split()[:2]) for text in texts}
+    assert len(starts) > 40
+    assert all(10 < len(text) < 600 for text in texts)
+
+
+def test_no_generated_prompt_is_a_bundled_one():
+    bundled = set()
+    for path in BUNDLED.glob("*.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            bundled |= {" ".join(turn.lower().split()) for turn in json.loads(line)["turns"]}
+    assert len(bundled) > 100
+    for make in GENERATORS.values():
+        assert not bundled & {" ".join(prompt.turns[0].lower().split()) for prompt in make(3000, seed=0)}
+
+
+def test_templates_fill_nested_and_numbered_places():
+    words = {"a": ("x", "y", "z"), "b": ("<{a}>",)}
+    for seed in range(20):
+        text = fill("{a1}{a2}{a1} {b}", words, random.Random(seed))
+        assert text[0] == text[2] != text[1] and text[4:] in ("<x>", "<y>", "<z>")
+    with pytest.raises(ValueError, match="no words for {c}"):
+        fill("{c}", words, random.Random(0))
+    with pytest.raises(ValueError, match="not enough words for {a4}"):
+        fill("{a1}{a2}{a3}{a4}", words, random.Random(0))
+    with pytest.raises(ValueError, match="no more than 2 different"):
+        distinct(lambda rng: rng.choice("pq"), 3, 0, "chat", "letters")
+
+
+def test_jsonl_prompts(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"turns": ["one", "two"]}\n\n{"turns": ["three"], "domain": "math"}\n')
+    assert jsonl_prompts(path) == [
+        TrainPrompt("other", "some", ("one", "two")),
+        TrainPrompt("math", "some", ("three",)),
+    ]
+    assert len(jsonl_prompts(path, limit=1)) == 1
+    for bad in ('{"turns": [""]}', '{"prompt": "x"}', "{nope"):
+        path.write_text(f'{{"turns": ["one"]}}\n{bad}\n')
+        with pytest.raises(ValueError, match="some.jsonl, line 2"):
+            jsonl_prompts(path)
+    with pytest.raises(FileNotFoundError, match="absent.jsonl"):
+        jsonl_prompts(tmp_path / "absent.jsonl")
+
+
+def test_data_set_columns(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "chats.jsonl"
+    conversation = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    rows = [{"text": "ask me", "talk": conversation}, {"text": "  ", "talk": conversation}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [p.turns for p in dataset_prompts(str(path), "text")] == [("ask me",)]
+    assert [p.turns for p in dataset_prompts(str(path), "talk", domain="chat", limit=1)] == [("hello",)]
+    with pytest.raises(ValueError, match="no column 'prompt'; it has text, talk"):
+        dataset_prompts(str(path), "prompt")
+
+
+def test_user_turns_of_all_forms():
+    assert user_turns([{"from": "human", "value": "a "}, {"from": "gpt", "value": "b"}]) == ("a",)
+    assert user_turns(["a", " ", "b"]) == ("a", "b") and user_turns(3) == () and user_turns("") == ()
+    with pytest.raises(ValueError, match="7"):
+        user_turns([7])
+
+
+class Words:
+    """A tokenizer over whole words, enough for self-synthesis."""
+
+    words = ("how", "why", "does", "the", "river", "bend", "here", "today", "rise", "sun", "and", "moon")
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [1] * text.count("<user>") + [5 + len(word) % 7 for word in text.split()]}
+
+    def decode(self, ids, skip_special_tokens=False):
+        return " ".join(self.words[token % len(self.words)] for token in ids)
+
+    def apply_chat_template(self, messages, *, add_generation_prompt, tokenize):
+        return f"<user>{messages[0]['content']}<end>"
+
+
+def test_the_target_writes_the_users_turn(tiny_target):
+    assert user_prefix(Words()) == [1, 5 + 6]
+    prompts = synthesise(tiny_target, Words(), 60, seed=1, num_slots=16, temperature=3.0)
+    assert 0 < len(prompts) < 60
+    assert all(prompt.source == "self" and usable(prompt.turns[0]) for prompt in prompts)
+    assert prompts == synthesise(tiny_target, Words(), 60, seed=1, num_slots=5, temperature=3.0)
+    with pytest.raises(ValueError, match="'law'"):
+        synthesise(tiny_target, Words(), 1, domain="law")
+
+
+def test_unusable_texts_are_dropped():
+    assert usable("How does a kettle work?")
+    assert not usable("no no no no no no no") and not usable("12 + 4 = [ ] {} 99") and not usable("Hello there")
+    twice = [TrainPrompt("chat", "x", ("A  b",)), TrainPrompt("chat", "y", ("a B",))]
+    assert without_repeats(twice) == twice[:1]
