@@ -31,7 +31,8 @@ HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 def accepted_per_round(rounds: Sequence[RoundRecord], *, title: str = "") -> LabFigure:
     """Bars of the tokens gained in each round: accepted drafts, the extra token on top, and what was drafted."""
     tau = _accepted_length(rounds)
-    figure = new_figure(8.0, 3.0, alt=f"Tokens gained in each of {len(rounds)} rounds; mean {tau:.2f} tokens a round.")
+    alt = f"{title}. " * bool(title) + f"Tokens gained in each of {len(rounds)} rounds; mean {tau:.2f} tokens a round."
+    figure = new_figure(8.0, 3.0, alt=alt)
     draw_accepted_per_round(figure.add_subplot(), rounds, title=title)
     caption(figure, "Extra token, the target's own: a replacement at the first rejection, a bonus after a full block.")
     return figure

@@ -38,7 +38,8 @@ def residual_picture(
     p, q = target_V.double(), draft_V.double()
     kept = p.minimum(q)
     rate = float(accept_rate(p[None], q[None])[0])
-    residual = residual_probs(p[None], q[None])[0]
+    residual = residual_probs(p[None], q[None])[0].numpy()
+    p, q, kept = p.numpy(), q.numpy(), kept.numpy()
     alt = (
         f"Laws of target and drafter over {len(tokens)} tokens. Accepted mass {rate:.3f}; the rejected rest is drawn "
         f"from the residual, and the two parts add up to the target's law."

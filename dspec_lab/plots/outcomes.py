@@ -98,7 +98,7 @@ def draw_outcomes(
         axes.set_title(title, fontsize=FONT_SIZE + 1, color=INK, loc="left")
 
 
-def _check(pieces: Sequence[str], sources: Sequence[TokenSource]) -> None:
+def _check(pieces: Sequence[str], sources: Sequence[str]) -> None:
     if len(pieces) != len(sources):
         raise ValueError(f"{len(pieces)} pieces of text but {len(sources)} sources")
     unknown = sorted(set(sources) - set(SOURCES))

@@ -26,7 +26,7 @@ def acceptance_by_position(
     """
     if not stats or all(not s.proposed for s in stats.values()):
         raise ValueError(f"no drafted position in {list(stats)}")
-    figure = new_figure(9.5, 3.8, alt=_words(stats, paper, domain))
+    figure = new_figure(10.5, 3.6, alt=_words(stats, paper, domain))
     left, right = figure.subplots(1, 2, sharey=True)
     for index, (name, s) in enumerate(stats.items()):
         positions = np.arange(1, len(s.proposed) + 1)
@@ -39,9 +39,8 @@ def acceptance_by_position(
     for axes in (left, right):
         axes.set_ylim(0, 1.03)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    add_legend(left, loc="upper right")
-    if paper is not None:
-        add_legend(right, loc="lower left", fontsize=8)
+    # beside the axes, where it hides no point
+    add_legend(right, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     if title:
         figure.suptitle(title, x=0.01, ha="left")
     note = f"Position k divides by the rounds that proposed k drafts or more. Hollow: fewer than {FEW} rounds."
@@ -69,7 +68,7 @@ def _draw_paper(axes: Axes, paper: pd.DataFrame, domain: str) -> None:
     for index, (drafter, curve) in enumerate(rows.groupby("drafter", sort=False)):
         axes.plot(
             curve["position"], curve["conditional_acceptance"], color=GREY, linewidth=1.4,
-            linestyle=PAPER_LINES[index % len(PAPER_LINES)], label=f"paper, Qwen3-4B, {domain}: {drafter}",
+            linestyle=PAPER_LINES[index % len(PAPER_LINES)], label=f"paper, Qwen3-4B,\n{domain}: {drafter}",
         )  # fmt: skip
 
 

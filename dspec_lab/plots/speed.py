@@ -47,5 +47,6 @@ def speed_bars(
     style_axes(axes, xlabel="tokens per second, after the prompt pass", ylabel="", title=title, grid="x")
     runs = sorted({len(values) for values in rates.values()})
     count = str(runs[0]) if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
-    caption(figure, f"Bar: median of {count} runs; each run a tick. {threads} thread{'s' * (threads != 1)}.")
+    what = "one run" if count == "1" else f"median of {count} runs, each a tick"
+    caption(figure, f"Bar: {what}. {threads} thread{'s' * (threads != 1)}.")
     return figure

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -23,9 +25,9 @@ DPI = 110
 # where a token came from: words, background (dark ink on it has a contrast above 7), and an edge as a second cue
 SOURCES: dict[TokenSource, tuple[str, str, str]] = {
     "draft": ("draft, accepted", "#BFE3F7", BLUE),
-    "replacement": ("replacement at the first rejection", "#FFD9B8", VERMILION),
-    "bonus": ("bonus, nothing was rejected", "#BFEBDD", GREEN),
-    "prefill": ("first token, from the prompt pass", "#E6E6E6", GREY),
+    "replacement": ("replacement (first rejection)", "#FFD9B8", VERMILION),
+    "bonus": ("bonus (nothing rejected)", "#BFEBDD", GREEN),
+    "prefill": ("first token (prompt pass)", "#E6E6E6", GREY),
     "plain": ("plain decoding", "#FFFFFF", "#A0A0A0"),
 }
 
@@ -54,7 +56,16 @@ def png_bytes(figure: Figure, *, dpi: int = DPI) -> bytes:
     # without the software entry, which would change with the library's version
     metadata = {"Software": None, "Description": getattr(figure, "alt", "") or None}
     figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata=metadata)
+    # the layout is settled now; another pass over it would shift things by a fraction of a pixel
+    figure.set_layout_engine("none")
     return buffer.getvalue()
+
+
+def image_html(figure: LabFigure) -> str:
+    """An `<img>` of the figure with its text alternative, which an Image widget has no place for."""
+    data = base64.b64encode(png_bytes(figure)).decode("ascii")
+    alt = html.escape(figure.alt, quote=True)
+    return f'<img alt="{alt}" style="max-width:100%" src="data:image/png;base64,{data}">'
 
 
 def style_axes(axes: Axes, *, xlabel: str, ylabel: str, title: str = "", grid: str = "y") -> None:

@@ -48,9 +48,7 @@ def speed_figure(rows: Sequence[EvalRow]) -> LabFigure:
     axes.set_xlim(0, 1.45 * max(1.0, widest))
     style_axes(axes, xlabel="tokens per second over those of the lean plain loop", ylabel="", grid="x")
     add_legend(axes, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(drafters))
-    caption(
-        figure, f"Bar: median over repeats; line: least to most. {rows[0].dtype}; prefill left out."
-    )
+    caption(figure, f"Bar: median over repeats; line: least to most. {rows[0].dtype}; prefill left out.")
     return figure
 
 

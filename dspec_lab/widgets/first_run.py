@@ -17,11 +17,11 @@ from dspec_lab.evaluation.equality import Verdict, find_flip, verdict
 from dspec_lab.models.protocol import Target
 from dspec_lab.plots.accepted_length import accepted_per_round, draw_accepted_per_round
 from dspec_lab.plots.outcomes import draw_outcomes, outcome_lines, token_pieces, tokens_html
-from dspec_lab.plots.style import LabFigure, new_figure, png_bytes
+from dspec_lab.plots.style import LabFigure, image_html, new_figure
 from dspec_lab.verifier.decode import encode_chat, generate
 from dspec_lab.widgets.panel import LABEL_STYLE, RIGID, Panel
 
-OWN_TEXT = "your own text"
+OWN_TEXT = "custom"  # no blank: front ends show option names with no-break spaces
 MAX_GAMMA, MAX_TEMPERATURE = 12, 1.5
 
 
@@ -94,8 +94,7 @@ class FirstRunPanel(Panel[FirstRunState, FirstRunResult]):
         self._plain_runs: dict[tuple[str, int, int], Generation] = {}
         self._seed, self._max_new_tokens = 0, max_new_tokens
         self._make_controls(gamma, temperature)
-        self.text, self.numbers = ipywidgets.HTML(), ipywidgets.HTML()
-        self.bars = ipywidgets.Image(format="png", layout={"max_width": "100%", "object_fit": "contain"})
+        self.text, self.numbers, self.bars = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
         settings = ipywidgets.HBox(
             [self.drafter, self.draft_length, self.temperature, self.run], layout={"flex_flow": "row wrap", **RIGID}
         )
@@ -158,8 +157,7 @@ class FirstRunPanel(Panel[FirstRunState, FirstRunResult]):
         """Coloured text, a line of numbers, bars."""
         self.text.value = tokens_html(result.pieces, result.sources)
         self.numbers.value = f"<div>{html.escape(summary(result))}</div>"
-        figure = accepted_per_round(result.rounds, title=_title(state))
-        self.bars.value, self.bars.tooltip = png_bytes(figure), figure.alt
+        self.bars.value = image_html(accepted_per_round(result.rounds, title=_title(state)))
 
     def figure(self, state: FirstRunState, result: FirstRunResult) -> LabFigure:
         """Text and bars in one figure, with the numbers in its title."""

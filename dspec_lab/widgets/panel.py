@@ -73,6 +73,7 @@ class Panel(ABC, Generic[State, Result]):
                 self._tell(error)
                 raise
             self.error.value = ""
+            self.status.value = _line("Up to date.", "status")
 
     def static(self) -> LabFigure:
         """A figure of the current state, drawn without a front end."""
@@ -95,7 +96,6 @@ class Panel(ABC, Generic[State, Result]):
         result = self.result(state)
         self.show(state, result)
         self._shown = state
-        self.status.value = _line("Up to date.", "status")
 
     def _tell(self, error: BaseException) -> None:
         text = f"{type(error).__name__}: {error}".strip()

@@ -23,7 +23,7 @@ gamma: int = 5  # drafted tokens per round
 max_new_tokens: int = 48
 repeats: int = 2  # timed runs of everything
 drafter_names: list = ["prompt_lookup", "autoregressive"]
-prompt_sets: list = ["gsm8k_style", "humaneval_style", "mtbench_style"]  # one prompt of each
+prompt_sets: list = ["humaneval_style", "gsm8k_style", "mtbench_style"]  # one prompt of each
 dtype: str = "auto"  # auto, fp32, bf16 or fp16
 
 # %%
@@ -109,9 +109,9 @@ texts = {name: kept.by_repeat[0] for name, kept in runs.items()}
 # one token of its own. A raised dot is a blank.
 
 # %%
-shown = texts[names[0]][-1]
+shown = texts[names[0]][0]
 pieces = outcomes.token_pieces(tokenizer, shown.token_ids)
-print(prompts[-1].turns[0])
+print(prompts[0].turns[0])
 HTML(outcomes.tokens_html(pieces, shown.sources))
 
 # %%
@@ -139,7 +139,7 @@ verdict_words
 # Round by round for the text above, then over all prompts.
 
 # %%
-accepted_length.accepted_per_round(shown.rounds, title=f"{names[0]} on {prompts[-1].prompt_id}")
+accepted_length.accepted_per_round(shown.rounds, title=f"{names[0]} on {prompts[0].prompt_id}")
 
 # %%
 rounds = {name: [record for text in texts[name] for record in text.rounds] for name in names}
@@ -184,7 +184,7 @@ speed.speed_bars(rates, threads=torch.get_num_threads(), verdicts=verdict_words)
 # the next seed. Without a live kernel only the figure below the panel is there.
 
 # %%
-examples = {f"{prompt.domain}: {prompt.prompt_id}": prompt.turns[0] for prompt in prompts}
+examples = {prompt.prompt_id: prompt.turns[0] for prompt in prompts}
 panel = FirstRunPanel(target, tokenizer, drafters, examples, gamma=gamma, max_new_tokens=min(max_new_tokens, 40))
 panel
 
