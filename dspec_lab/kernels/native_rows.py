@@ -214,7 +214,7 @@ def build() -> tuple[NativeRows | None, str]:
 def _compile(
     compiler: list[str], choices: list[tuple[Path, tuple[str, ...]]]
 ) -> tuple[tuple[Path, tuple[str, ...]] | None, str]:
-    """The first choice of extra flags that builds, or None and what the compiler said about the first."""
+    """The first choice of extra flags that gives a library that loads, or None and what was said about the first."""
     folder = choices[0][0].parent
     folder.mkdir(parents=True, exist_ok=True)
     said = ""
@@ -224,6 +224,11 @@ def _compile(
             command = [*compiler, *FLAGS, *extra, str(SOURCE), "-o", str(built), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_LIMIT_S)
             if done.returncode == 0:
+                try:
+                    ctypes.CDLL(str(built))
+                except OSError as error:  # linked against an OpenMP runtime that is not there, for example
+                    said = said or f"the library does not load: {error}"
+                    continue
                 os.replace(built, library)
                 return (library, extra), ""
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
