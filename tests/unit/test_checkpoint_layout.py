@@ -189,6 +189,24 @@ def test_names_and_shapes_are_reported_together(tmp_path):
     assert "fc.weight has shape (32, 63), expected (32, 64)" in text
 
 
+def test_file_that_is_bf16_throughout(tmp_path):
+    """As published ones are: norms, biases and the confidence head are widened, matrices stay as they are."""
+
+    def change(tensors):
+        for name in tensors:
+            tensors[name] = tensors[name].bfloat16()
+
+    model = load_drafter(damaged(tmp_path, change)).model
+    assert model.fc.weight.dtype == model.lm_head.weight.dtype == torch.bfloat16
+    assert model.norm.weight.dtype == model.layers[0].layer_scalar.dtype == torch.float32
+    assert model.confidence_head.proj.weight.dtype == torch.float32
+    exact = load_drafter(VECTORS / "dspark_gemma4_vanilla_conf" / "checkpoint").model
+    with torch.inference_mode():
+        got, want = (m.head_logits(m.block_hidden(m.new_cache(8), 3)) for m in (model, exact))
+    assert got.dtype == torch.float32
+    assert (got - want).abs().max() < 0.1 * want.abs().max()
+
+
 def test_truncated_file_is_one_clear_error(tmp_path):
     folder = damaged(tmp_path, lambda tensors: None)
     whole = (folder / "model.safetensors").read_bytes()

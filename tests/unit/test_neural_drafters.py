@@ -15,8 +15,10 @@ from dspec_lab.drafters.dflash import DFlashDrafter
 from dspec_lab.drafters.protocol import Commit
 from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.models.family import model_spec
-from dspec_lab.models.protocol import Features
+from dspec_lab.models.protocol import Features, Taps
 from dspec_lab.models.weights import decoder_weights
+from dspec_lab.training.anchors import Anchors
+from dspec_lab.training.losses import LossWeights, dspark_loss
 from dspec_lab.verifier.decode import generate
 
 VOCAB, WIDTH, LAYERS = 53, 24, 4
@@ -127,11 +129,10 @@ PROMPT = [7, 3, 40, 12, 5, 5, 31, 2]
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_text_is_the_targets(kind, family):
     target, drafter = random_target(family), random_drafter(kind, family)
-    plain = generate(target, None, PROMPT, DecodeConfig(max_new_tokens=20))
-    for gamma in (1, drafter.max_gamma):
-        spec = generate(target, drafter, PROMPT, DecodeConfig(gamma=gamma, max_new_tokens=20))
-        assert spec.token_ids == plain.token_ids
-        assert spec.num_proposed > spec.num_accepted
+    plain = generate(target, None, PROMPT, DecodeConfig(max_new_tokens=10))
+    spec = generate(target, drafter, PROMPT, DecodeConfig(gamma=drafter.max_gamma, max_new_tokens=10))
+    assert spec.token_ids == plain.token_ids
+    assert spec.num_proposed > spec.num_accepted
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,13 +144,17 @@ def test_sampled_proposal_comes_from_the_law_it_hands_over(kind, reduced):
     session.commit(committed(target, drafter, PROMPT))
     drawn = []
 
-    class Draws:
-        def categorical(self, slot, probs_V):
+    class Record:
+        def categorical(self, purpose, round_index, slot, probs_V):
+            assert (purpose, round_index, slot) == ("draft", 3, len(drawn))
             drawn.append(probs_V)
             return int(probs_V.argmin()) if slot % 2 else int(probs_V.argmax())
 
+        def bernoulli(self, purpose, round_index, slot, prob):
+            raise AssertionError("a drafter decides nothing else at random")
+
     sampling = SamplingConfig(temperature=0.8, top_k=15)
-    proposal = session.propose(drafter.max_gamma, sampling, Draws())
+    proposal = session.propose(drafter.max_gamma, sampling, DraftDraws(Record(), 3))
     rows = proposal.draft_probs_GV
     assert proposal.kind == "dense" and rows.shape == (drafter.max_gamma, VOCAB) and rows.dtype == torch.float32
     kept = torch.arange(VOCAB) if drafter.model.target_ids_W is None else drafter.model.target_ids_W
@@ -331,3 +336,26 @@ def test_bf16_matrices_draft_alike():
     # 8 bits of mantissa through three layers of width 24
     assert (got.draft_logits_GV - want.draft_logits_GV).abs().max() < 0.05 * want.draft_logits_GV.abs().max()
     assert got.confidence_G[0] == pytest.approx(want.confidence_G[0], abs=0.05)
+
+
+def test_mask_first_layout_proposes_from_the_next_slot():
+    """`sample_from_anchor` false: slot k proposes the token k places after the anchor, so slot 0 proposes nothing."""
+    target = random_target()
+    anchor_first, mask_first = (random_drafter(kind, target=target) for kind in ("dflash", "dflash-mask-first"))
+    assert (anchor_first.max_gamma, mask_first.max_gamma) == (5, 4)
+    commit = committed(target, anchor_first, PROMPT)
+    slots = proposal_of(anchor_first, target, [commit]).draft_logits_GV
+    assert torch.equal(proposal_of(mask_first, target, [commit]).draft_logits_GV, slots[1:])
+    # the same labels for it in training: the first proposing slot is compared with the token after the anchor
+    rows = target.session(capacity=16, taps=Taps(layers=(-1, 0, 2), last_hidden=True)).extend(PROMPT).features
+    mask = torch.ones(1, len(PROMPT), dtype=torch.bool)
+    batch = (rows.tapped_NF[None], torch.tensor([PROMPT]), mask, rows.last_ND[None])
+    anchors = Anchors(positions_BA=torch.tensor([[2]]), keep_BA=torch.tensor([[True]]))
+    with torch.no_grad():
+        report = dspark_loss(mask_first.model, *batch, anchors, LossWeights(l1=1.0, ce=0.0, confidence=0.0))
+        hidden = mask_first.model.train_hidden(batch[0], torch.tensor([[PROMPT[2]]]), anchors.positions_BA)[0, 0, 1:]
+        draft = mask_first.model.spread(mask_first.model.head_logits(hidden).softmax(-1))
+        teacher = target.logits(rows.last_ND[2:6]).softmax(-1)
+    accept = 1 - 0.5 * (draft - teacher).abs().sum(-1)
+    got = [report.metrics[f"accept_rate@{k}"].value for k in range(4)]
+    assert got == pytest.approx(accept.tolist(), abs=1e-5)
