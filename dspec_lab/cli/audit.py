@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--drafters", metavar="NAMES", help="names, separated by commas (default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer samplers, laws and texts")
     parser.add_argument("--no-model", action="store_true", help="leave the default model out")
-    parser.add_argument("--samples", type=int, metavar="N", help="texts per sampled check (default: 3000, quick 600)")
+    parser.add_argument("--samples", type=int, metavar="N", help="texts per sampled check (default: 3000, quick 400)")
     parser.add_argument("--seed", type=int, default=0, help="of the sampled checks (default: 0)")
     add_json_option(parser)
     return parser

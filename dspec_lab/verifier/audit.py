@@ -48,7 +48,7 @@ def audit(
         raise ValueError(f"the audit knows no drafter {unknown[0]!r}; it has {', '.join(DRAFTERS)}")
     if seed < 0:
         raise ValueError(f"seed must be 0 or more, got {seed}")
-    samples = samples if samples is not None else 600 if quick else 3000
+    samples = samples if samples is not None else 400 if quick else 3000
     if samples < 100:
         raise ValueError(f"a sampled check needs at least 100 texts, got {samples}")
     jobs = exact_rows(drafters=drafters, extra_drafters=extra_drafters or {}, policies=policies or {}, quick=quick)

@@ -115,8 +115,8 @@ class Scenario:
         return known_law(self.target, self.prompt_ids, self.length, sampling)
 
 
-def table(rows: list[list[float]], **options: object) -> TableTarget:
-    """An order-1 table from rows of weights, each normalised."""
+def table(rows: list[list[int]], **options: object) -> TableTarget:
+    """An order-1 table from rows of whole weights, each normalised."""
     weights_VV = torch.tensor(rows, dtype=torch.float64)
     return TableTarget(weights_VV / weights_VV.sum(-1, keepdim=True), **options)  # type: ignore[arg-type]
 
