@@ -48,13 +48,15 @@ def train(tiny_target, tiny_folder, tiny_corpus, tmp_path):
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_drafter_learns_and_its_checkpoint_decodes_losslessly(drafter, train, tiny_config, tiny_target):
     watch = Watch()
-    config = tiny_config(drafter, steps=30, validate_every=30, save_every=30, learning_rate=1e-2)
+    # identity heads have furthest to go
+    steps = 80 if drafter == "medusa" else 30
+    config = tiny_config(drafter, steps=steps, validate_every=steps, save_every=steps, learning_rate=1e-2)
     result = train(config, display=watch)
-    assert [step for step, _ in watch.validations] == [0, 30]
+    assert [step for step, _ in watch.validations] == [0, steps]
     before, after = (measures["all"] for _, measures in watch.validations)
     assert after["tau"] > before["tau"] + 0.02, (before, after)
     assert len(after["accept_rate"]) == config.proposed and all(0 <= rate <= 1 for rate in after["accept_rate"])
-    assert len(watch.steps) == 30 and watch.steps[-1].progress == 1 and watch.steps[-1].loss == watch.steps[-1].loss
+    assert len(watch.steps) == steps and watch.steps[-1].progress == 1 and watch.steps[-1].loss == watch.steps[-1].loss
     drafter_made = open_drafter(result.checkpoint, tiny_target)
     prompt = [5, 9, 30, 41]
     settings = DecodeConfig(gamma=3, max_new_tokens=24)
