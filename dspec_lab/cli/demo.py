@@ -19,9 +19,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Decode bundled math, code and chat prompts plainly and with every drafter; greedy.",
     )
     parser.add_argument("--samples", type=int, default=2, help="prompts per domain (default: 2)")
-    parser.add_argument("--max-new-tokens", type=int, default=32, help="default: 32")
+    parser.add_argument("--max-new-tokens", type=int, default=24, help="default: 24")
     parser.add_argument("--gamma", type=int, default=7, help="drafted tokens per round (default: 7)")
-    parser.add_argument("--repeats", type=int, default=2, help="timed runs of each prompt (default: 2)")
+    parser.add_argument("--repeats", type=int, default=1, help="timed runs of each prompt (default: 1)")
     parser.add_argument(
         "--figures", default="figures", metavar="FOLDER", help="where the figures go (default: figures)"
     )
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     dtype = DTYPE_NAMES[str(target.dtype)]
     console.print(
         f"{target.name} in {dtype}: {len(prompts)} prompts, {args.max_new_tokens} tokens each, "
-        f"plain decoding and {len(drafters)} drafters, {args.repeats} times, greedy"
+        f"plain decoding and {len(drafters)} drafters, {args.repeats} timed run(s), greedy"
     )
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("demo", total=None)
