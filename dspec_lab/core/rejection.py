@@ -127,9 +127,13 @@ def _verify_tokens(target_probs_JV: TargetRowsLaw, proposal: Proposal, chooser: 
             accept = float(accept_probs(target_V[None, None], draft_V[None, None], id_11))
         if not chooser.bernoulli("accept", round_index, k, accept):
             if proposal.draft_probs_GV is None:
-                draft_V = torch.zeros_like(target_V)
-                draft_V[token] = 1.0
-            residual_V = residual_probs(target_V[None], draft_V[None])[0]
+                # the residual of a one-hot q is p without the token; a draw needs no normalising
+                residual_V = target_V.clone()
+                residual_V[token] = 0.0
+                if not bool(residual_V.any()):
+                    residual_V = target_V
+            else:
+                residual_V = residual_probs(target_V[None], draft_V[None])[0]
             return Verdict(k, chooser.categorical("replacement", round_index, 0, residual_V))
     return Verdict(proposal.gamma, chooser.categorical("bonus", round_index, 0, target_probs_JV[proposal.gamma]))
 
