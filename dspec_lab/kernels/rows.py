@@ -1,6 +1,6 @@
 """The ops of a decoder layer over few rows: torch reference, and a CPU twin compiled from `rows.c`.
 
-On a CPU without bf16 arithmetic torch multiplies 8 rows by a bf16 weight up to 5 times slower than one row, which
+On a CPU without bf16 arithmetic torch multiplies 8 rows by a bf16 weight several times slower than one row, which
 would take the gain out of speculative decoding; the twin reads each weight once for all rows. It also computes every
 row the same way whatever its neighbours, so a verify pass gives, bit for bit, what one-token passes give.
 
