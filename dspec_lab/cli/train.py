@@ -10,14 +10,30 @@ from dspec_lab.cli.output import add_json_option, check_json_target, text_consol
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the verb's parser to `subparsers`."""
+    """Add the verb's parser to `subparsers`: one parser a drafter, and one to make responses."""
+    from dspec_lab.cli import train_responses
+    from dspec_lab.training.train_config import DRAFTERS
+
     parser = subparsers.add_parser(
         "train",
         help="train a drafter on the target's responses",
-        description="Train a drafter. A run that was cut short goes on where it stopped when the same command is given "
+        description="Train a drafter, or make the responses to train on.",
+    )
+    kinds = parser.add_subparsers(dest="what", metavar="DRAFTER", required=True)
+    for name in DRAFTERS:
+        add_drafter_parser(kinds, name)
+    train_responses.add_parser(kinds)
+    return parser
+
+
+def add_drafter_parser(kinds: Any, name: str) -> None:
+    """Add the parser that trains the drafter `name`."""
+    parser = kinds.add_parser(
+        name,
+        help=f"train {name}",
+        description=f"Train {name}. A run that was cut short goes on where it stopped when the same command is given "
         "again. `accelerate launch --module dspec_lab.cli.main train ...` spreads it over processes.",
     )
-    parser.add_argument("drafter", metavar="DRAFTER", help="dspark, dflash, eagle3, mtp or medusa")
     parser.add_argument("--responses", nargs="+", required=True, metavar="FILE", help="Parquet files of responses")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="checkpoint, state to resume from, history")
     parser.add_argument("--config", metavar="FILE", help="settings in YAML or JSON over the drafter's defaults")
@@ -38,27 +54,30 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     group.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     group.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
     add_json_option(parser)
-    return parser
+    parser.set_defaults(train=run_drafter)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Train a drafter, or make responses."""
+    return args.train(args)
+
+
+def run_drafter(args: argparse.Namespace) -> int:
     """Check the settings, say what the run will take, train."""
     from pathlib import Path
 
     from dspec_lab.core.files import cache_dir
-    from dspec_lab.training.train_config import DRAFTERS, default_config, read_config
+    from dspec_lab.training.train_config import default_config, read_config
 
     check_json_target(args.json)
-    if args.drafter not in DRAFTERS:
-        raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {args.drafter!r}")
     changes = parse_settings(args.set)
     for name in ("minutes", "steps", "seed"):
         if getattr(args, name) is not None:
             changes[name] = getattr(args, name)
     if args.config is None:
-        config = default_config(args.drafter, **changes)
+        config = default_config(args.what, **changes)
     else:
-        config = read_config(args.config, args.drafter, **changes)
+        config = read_config(args.config, args.what, **changes)
     for path in args.responses:
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no file of responses {path}")

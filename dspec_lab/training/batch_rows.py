@@ -101,7 +101,7 @@ class BatchRows(TorchRows):
 class BatchDecoder:
     """A target that advances a batch of sequences, each in its own slot. fp32 weights are fastest on a CPU."""
 
-    def __init__(self, target: LeanDecoder, num_slots: int, capacity: int) -> None:
+    def __init__(self, target: LeanDecoder, num_slots: int, capacity: int, taps: Taps | None = None) -> None:
         if capacity > target.max_context:
             raise ValueError(f"{capacity} tokens do not fit {target.name}, which takes {target.max_context}")
         self.decoder = LeanDecoder(
@@ -110,26 +110,30 @@ class BatchDecoder:
         self.ops = BatchRows()
         self.decoder.ops = self.ops
         self.cache = BatchCache(target.spec, num_slots, capacity, target.device)
-        self.num_slots = num_slots
+        self.num_slots, self._taps = num_slots, taps or Taps()
 
     @torch.inference_mode()
-    def prefill(self, slots_X: Tensor, ids_XT: Tensor, lengths_X: Tensor) -> Tensor:
-        """Hidden states [X, D] after the last token of right-padded prompts, now in `slots_X` (rising)."""
+    def prefill(self, slots_X: Tensor, ids_XT: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(hidden states [X, T, D], tapped ones [X, T, F] or None) of right-padded prompts, now in `slots_X` (rising).
+
+        Hidden states are after the final norm. Rows of padding carry no meaning.
+        """
         count, length = ids_XT.shape
         place_N = torch.arange(length, device=ids_XT.device).repeat(count)
-        hidden_ND = self._pass(ids_XT.flatten(), slots_X, length, place_N)
-        return hidden_ND.view(count, length, -1)[torch.arange(count, device=ids_XT.device), lengths_X - 1]
+        hidden_ND, tapped_NF = self._pass(ids_XT.flatten(), slots_X, length, place_N)
+        shape = (count, length, -1)
+        return hidden_ND.view(shape), None if tapped_NF is None else tapped_NF.view(shape)
 
     @torch.inference_mode()
-    def step(self, slots_X: Tensor, ids_X: Tensor, place_X: Tensor) -> Tensor:
-        """Hidden states [X, D] after one more token in each of `slots_X` (rising), at positions `place_X`."""
+    def step(self, slots_X: Tensor, ids_X: Tensor, place_X: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The same [X, D] and [X, F] after one more token in each of `slots_X` (rising), at positions `place_X`."""
         return self._pass(ids_X, slots_X, 1, place_X)
 
     def logits(self, hidden_XD: Tensor) -> Tensor:
         """Logits [X, V]."""
         return self.decoder.logits(hidden_XD)
 
-    def _pass(self, ids_N: Tensor, slots_X: Tensor, rows_each: int, place_N: Tensor) -> Tensor:
+    def _pass(self, ids_N: Tensor, slots_X: Tensor, rows_each: int, place_N: Tensor) -> tuple[Tensor, Tensor | None]:
         self.ops.slots_X, self.ops.rows_each = slots_X, rows_each
         zeros_N = torch.zeros_like(place_N)
         span = min(-(-(int(place_N.max()) + 1) // BLOCK) * BLOCK, self.cache.capacity)
@@ -141,4 +145,4 @@ class BatchDecoder:
             ancestors_N=zeros_N,
             span=span,
         )
-        return self.decoder.run_rows(ids_N, place_N, [self.cache], markers, Taps())[0]
+        return self.decoder.run_rows(ids_N, place_N, [self.cache], markers, self._taps)

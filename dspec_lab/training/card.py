@@ -47,6 +47,7 @@ def write_card(
         "",
         *_course(state.history),
         "",
+        *_lengths(state.history),
         "## Again",
         "",
         "Settings that differ from none are left at their defaults; all are in `config.json` under training_config.",
@@ -54,6 +55,14 @@ def write_card(
         "",
     ]
     return write_text(folder / "README.md", "\n".join(lines))
+
+
+def _lengths(history: list[dict[str, Any]]) -> list[str]:
+    lengths = history[-1].get("on_policy", {}) if history else {}
+    if not lengths:
+        return []
+    parts = [f"{name} {row['accepted_length']:.2f} ({row['rounds']} rounds)" for name, row in lengths.items()]
+    return ["Accepted length of greedy decoding on a few held-out prompts: " + ", ".join(parts) + ".", ""]
 
 
 def _course(history: list[dict[str, Any]]) -> list[str]:

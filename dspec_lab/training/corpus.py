@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.training.data import SequenceSet, TrainSequence, build_sequences, held_out, token_counts
-from dspec_lab.training.feature_store import CachedFeatures, JoinedFeatures, StreamedFeatures
+from dspec_lab.training.feature_source import CachedFeatures, FeatureSource, StreamedFeatures
 from dspec_lab.training.responses import read_responses
 from dspec_lab.training.target_reader import TargetReader
 from dspec_lab.training.train_config import TrainConfig
@@ -30,6 +30,7 @@ class Corpus:
     ) -> None:
         self.sequences: list[TrainSequence] = [sequence for part in sets for sequence in part.sequences]
         self._vocab_size = reader.target.vocab_size
+        self._layers, self._width = reader.taps.layers, reader.target.hidden_size
         aside = [held_out(sequence, config.validation_share) for sequence in self.sequences]
         self.training = [index for index, out in enumerate(aside) if not out]
         self.validation = _by_turns([index for index, out in enumerate(aside) if out], self.sequences)
@@ -38,10 +39,9 @@ class Corpus:
         if config.features == "cache":
             if cache is None:
                 raise ValueError("features: cache needs a folder for the cache")
-            sources = [CachedFeatures(reader, part.sequences, cache) for part in sets]
+            self.features: FeatureSource = CachedFeatures(reader, self.sequences, cache)
         else:
-            sources = [StreamedFeatures(reader, part.sequences) for part in sets]
-        self.features = JoinedFeatures(sources, [len(part.sequences) for part in sets])
+            self.features = StreamedFeatures(reader, self.sequences)
         digest = hashlib.blake2b(digest_size=8)
         for sequence in self.sequences:
             digest.update(np.int64([sequence.num_prompt, sequence.num_tokens]).tobytes())
@@ -61,6 +61,11 @@ class Corpus:
         end_B1 = torch.tensor([[self.sequences[index].num_tokens] for index in members])
         return (position_T >= start_B1) & (position_T < end_B1)
 
+    def columns(self, layers: Sequence[int]) -> list[slice]:
+        """Where the given layers lie in the tapped features."""
+        places = [self._layers.index(layer) for layer in layers]
+        return [slice(place * self._width, (place + 1) * self._width) for place in places]
+
     @property
     def num_tokens(self) -> int:
         """Response tokens to train on."""
@@ -68,11 +73,13 @@ class Corpus:
 
 
 def feature_reader(config: TrainConfig, target: LeanDecoder, drafter_layers: Sequence[int]) -> TargetReader:
-    """The reader that a drafter tapping `drafter_layers` needs; the cache may hold those layers of another drafter."""
-    layers = tuple(drafter_layers)
-    if config.cached_layer_ids is not None and layers and layers != config.cached_layer_ids:
-        raise ValueError(f"cached_layer_ids {config.cached_layer_ids} are not the drafter's layers {layers}")
-    return TargetReader(target, config.cached_layer_ids if config.cached_layer_ids is not None else layers)
+    """The reader that a drafter tapping `drafter_layers` needs; its cache may hold more layers, for other drafters."""
+    if config.cached_layer_ids is None:
+        return TargetReader(target, drafter_layers)
+    missing = sorted(set(drafter_layers) - set(config.cached_layer_ids))
+    if missing:
+        raise ValueError(f"cached_layer_ids {list(config.cached_layer_ids)} lack the drafter's layers {missing}")
+    return TargetReader(target, config.cached_layer_ids)
 
 
 def read_corpus_files(

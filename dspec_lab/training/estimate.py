@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import time
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.training.build import tapped_layers
 from dspec_lab.training.corpus import feature_reader
 from dspec_lab.training.data import SequenceSet
-from dspec_lab.training.feature_store import cache_bytes
+from dspec_lab.training.feature_store import FeatureStore, free_bytes, sequence_key
 from dspec_lab.training.train_config import TrainConfig
 
 
@@ -23,7 +22,8 @@ class Estimate:
     num_sequences: int
     num_tokens: int
     num_response_tokens: int
-    features_bytes: int  # of the whole cache; 0 when features are streamed
+    features_bytes: int  # of all sequences on disk; 0 when features are streamed
+    missing_bytes: int  # of these not there yet
     free_bytes: int  # where the cache would lie
     read_s: float  # one pass of the target over all sequences
     sequences_used: int  # different sequences that the run's steps can visit
@@ -31,18 +31,20 @@ class Estimate:
     @property
     def run_read_s(self) -> float:
         """Time the target takes in this run; later runs on the same cache need none."""
-        return self.read_s * self.sequences_used / self.num_sequences
+        share = self.missing_bytes / self.features_bytes if self.features_bytes else 1.0
+        return share * self.read_s * self.sequences_used / self.num_sequences
 
     def lines(self) -> list[str]:
         """The estimate in words."""
-        store = f"{self.features_bytes / 1e9:.2f} GB of {self.free_bytes / 1e9:.1f} GB free"
+        missing, free = self.missing_bytes / 1e9, self.free_bytes / 1e9
+        store = f"{self.features_bytes / 1e9:.2f} GB, {missing:.2f} GB of them to be made, {free:.1f} GB free"
         if not self.features_bytes:
             store = "streamed, nothing stored"
         return [
             f"data: {self.num_sequences} sequences, {self.num_tokens} tokens, {self.num_response_tokens} in responses",
             f"features: {store}",
             f"reading the target: {self.read_s / 3600:.2f} h for all sequences once, "
-            f"{self.run_read_s / 3600:.2f} h for those this run can visit",
+            f"{self.run_read_s / 3600:.2f} h for what this run lacks",
         ]
 
 
@@ -59,20 +61,21 @@ def estimate(
         reader.read(sequence.ids_T.tolist(), sequence.num_prompt)
         rates.append((time.perf_counter() - started) / reader.flops(sequence.num_tokens, sequence.num_response))
     work = sum(reader.flops(sequence.num_tokens, sequence.num_response) for sequence in sequences)
+    total_bytes = sum(sequence.num_tokens for sequence in sequences) * reader.bytes_per_token()
+    store = FeatureStore(reader, cache) if config.features == "cache" else None
+    keys = [(sequence_key(sequence.ids_T, sequence.num_prompt), sequence.num_tokens) for sequence in sequences]
     visits = config.steps * config.sequences_per_step if config.minutes is None else len(sequences)
     if config.features == "stream":
         used = visits
     else:
         used = min(visits, len(sequences))
-    place = cache
-    while not place.exists():
-        place = place.parent
     return Estimate(
         num_sequences=len(sequences),
         num_tokens=sum(sequence.num_tokens for sequence in sequences),
         num_response_tokens=sum(sequence.num_response for sequence in sequences),
-        features_bytes=0 if config.features == "stream" else cache_bytes(reader, sequences),
-        free_bytes=shutil.disk_usage(place).free,
+        features_bytes=0 if config.features == "stream" else total_bytes,
+        missing_bytes=0 if store is None else store.missing_bytes(keys),
+        free_bytes=free_bytes(cache),
         read_s=statistics.median(rates) * work,
         sequences_used=used,
     )

@@ -18,8 +18,9 @@ from dspec_lab.training.anchors import Anchors, sample_anchors
 from dspec_lab.training.build import architecture, frequent_tokens, new_drafter, trainable
 from dspec_lab.training.corpus import Corpus
 from dspec_lab.training.data import Batch, StepOrder
-from dspec_lab.training.feature_store import collate
+from dspec_lab.training.feature_source import collate
 from dspec_lab.training.losses import Ratio
+from dspec_lab.training.on_policy import on_policy_lengths
 from dspec_lab.training.state import RunState, load_state, save_state
 from dspec_lab.training.step import (
     AcceleratedProcesses,
@@ -61,6 +62,8 @@ class Display(Protocol):
     def on_step(self, report: StepReport) -> None: ...
 
     def on_validation(self, step: int, measures: Mapping[str, Any]) -> None: ...
+
+    def on_lengths(self, lengths: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ class Run:
         arch = architecture(config, target, corpus.counts(prompts=True))
         counts = corpus.counts()
         self.model = new_drafter(arch, target, counts, config.seed)
+        self.columns = corpus.columns(getattr(arch, "target_layer_ids", ()))
         if config.warm_start:
             warm_start(self.model, target)
         self.model.requires_grad_(False)
@@ -173,6 +177,8 @@ class Run:
                 self._save()
         if not state.history or state.history[-1]["step"] != state.step:
             self._validate()
+        if "on_policy" not in state.history[-1]:
+            self._measure_on_policy()
         self._save()
         return FitResult(self.model, self.out / CHECKPOINT, state)
 
@@ -221,7 +227,8 @@ class Run:
 
     def _load(self, members: Sequence[int]) -> Batch:
         sequences = [self.corpus.sequences[index] for index in members]
-        return collate(sequences, [self.corpus.features.get(i) for i in members]).to(self.target.device)
+        features = [self.corpus.features.get(index) for index in members]
+        return collate(sequences, features, self.columns).to(self.target.device)
 
     def _validate(self) -> None:
         chosen = self.corpus.validation[: self.config.validation_sequences]
@@ -238,6 +245,20 @@ class Run:
                 self.display.on_validation(state.step, measures)
         self.processes.wait()
 
+    def _measure_on_policy(self) -> None:
+        """Add accepted lengths from the verifier to the last entry of the history."""
+        chosen = self.corpus.validation[: self.config.on_policy_prompts]
+        if self.processes.rank == 0:
+            lengths = {}
+            if chosen:
+                sequences = [self.corpus.sequences[index] for index in chosen]
+                lengths = on_policy_lengths(self.model, self.target, sequences, self.config.proposed)
+            self.state.history[-1]["on_policy"] = lengths
+            self._write_checkpoint()
+            if self.display is not None:
+                self.display.on_lengths(lengths)
+        self.processes.wait()
+
     def _write_checkpoint(self) -> None:
         about = {"training_steps": self.state.step, "training_config": self.config.to_dict()}
         write_checkpoint(
@@ -246,6 +267,7 @@ class Run:
         write_json(self.out / HISTORY, {"identity": self.identity, "history": self.state.history})
 
     def _save(self) -> None:
+        self.corpus.features.flush()
         if self.processes.rank == 0:
             save_state(self.out / STATE, self.state, self.parameters, self.optimiser, self.generator, self.identity)
         self.processes.wait()

@@ -14,6 +14,7 @@ import numpy as np
 from dspec_lab.core.files import read_json, write_json
 from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.training.data import generation_prompt
+from dspec_lab.training.feature_store import FeatureStore, sequence_key
 from dspec_lab.training.prompts.record import TrainPrompt
 from dspec_lab.training.responses import Response, read_responses, write_responses
 from dspec_lab.training.sampler import BatchSampler, Request
@@ -62,12 +63,14 @@ def produce(
     *,
     worker: int = 0,
     num_workers: int = 1,
-    on_progress: Callable[[int, int, float], None] | None = None,
+    store: FeatureStore | None = None,
+    on_progress: Callable[[int, int, int], None] | None = None,
 ) -> Produced:
     """Answer this worker's share of `prompts` into parts beside `out`; what is there already is not done again.
 
     A folder of parts belongs to one plan (prompts, settings, target); another one raises `ValueError`. `join_parts`
-    makes the file when all workers are done. `on_progress` gets (answers done, answers in all, tokens per second).
+    makes the file when all workers are done. The target's features go into `store`, if given, so that training need
+    not read the target again. `on_progress` gets (answers done, answers in all, new tokens).
     """
     folder = parts_folder(out)
     _check_plan(folder, prompts, target, config)
@@ -86,6 +89,7 @@ def produce(
         max_prompt=config.max_prompt,
         max_new_tokens=config.max_new_tokens,
         seed=config.seed,
+        reader=None if store is None else store.reader,
     )
     # turn by turn: a later turn's prompt holds the answers before it
     while mine:
@@ -109,7 +113,7 @@ def produce(
             result.tokens += new_tokens
             result.seconds = time.perf_counter() - started
             if on_progress is not None:
-                on_progress(len(done) + result.answers, total, result.tokens / max(result.seconds, 1e-9))
+                on_progress(len(done) + result.answers, total, result.tokens)
 
         rows: list[tuple[tuple[int, int], Response]] = []
         for which, answer in sampler.run(requests, report):
@@ -117,6 +121,8 @@ def produce(
             ids_N = (np.array(requests[which].prompt_ids, dtype=np.int32), np.array(answer, dtype=np.int32))
             rows.append((keys[which], Response(prompt.domain, prompt.source, requests[which].temperature, *ids_N)))
             result.answers += 1
+            if store is not None:
+                store.add(sequence_key(np.concatenate(ids_N), len(ids_N[0])), sampler.take_features(which))
             if len(rows) == ROWS_PER_PART:
                 _write_part(folder, worker, number, rows, target.vocab_size)
                 rows, number = [], number + 1
@@ -125,6 +131,8 @@ def produce(
             number += 1
         turn += 1
         mine = [index for index in mine if len(prompts[index].turns) > turn]
+    if store is not None:
+        store.flush()
     return result
 
 

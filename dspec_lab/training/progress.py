@@ -58,6 +58,12 @@ class ConsoleDisplay:
         for domain, row in measures.items():
             self._console.print(f"validation, step {step}, {domain}: {measure_line(row)}", markup=False)
 
+    def on_lengths(self, lengths: Mapping[str, Any]) -> None:
+        """Print the accepted lengths of the end."""
+        if lengths:
+            parts = ", ".join(f"{name} {row['accepted_length']:.2f}" for name, row in lengths.items())
+            self._console.print(f"accepted length, greedy decoding of held-out prompts: {parts}", markup=False)
+
 
 class TensorBoardDisplay:
     """Scalars of steps and validations in TensorBoard's format."""
@@ -84,6 +90,12 @@ class TensorBoardDisplay:
                     self._writer.add_scalar(f"validation/{domain}/{name}", row[name], step)
         self._writer.flush()
 
+    def on_lengths(self, lengths: Mapping[str, Any]) -> None:
+        """Accepted length of each domain."""
+        for domain, row in lengths.items():
+            self._writer.add_scalar(f"on_policy/{domain}", row["accepted_length"], 0)
+        self._writer.flush()
+
 
 class Displays:
     """Several displays as one."""
@@ -100,6 +112,11 @@ class Displays:
         """Pass on to all."""
         for display in self._displays:
             display.on_validation(step, measures)
+
+    def on_lengths(self, lengths: Mapping[str, Any]) -> None:
+        """Pass on to all."""
+        for display in self._displays:
+            display.on_lengths(lengths)
 
 
 def step_line(report: StepReport) -> str:

@@ -12,9 +12,11 @@ from torch import Tensor
 from dspec_lab.core.streams import RandomStreams
 from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.training.batch_rows import BatchDecoder
+from dspec_lab.training.target_reader import NUM_TOP, SequenceFeatures, TargetReader
 
 # prompts that enter the batch together are padded to the longest of them
 MOST_PADDING = 1.5
+MOST_TOGETHER = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +35,12 @@ class Request:
 
 
 class BatchSampler:
-    """Samples answers in a batch of `num_slots` sequences."""
+    """Samples answers in a batch of `num_slots` sequences.
+
+    With a `reader`, the target's features of each finished sequence are collected on the way: they cost nothing but
+    memory, since the target sees every token anyway. Hidden states are then rounded to bf16 before the output head,
+    so that the laws that were sampled are those that the features give back.
+    """
 
     def __init__(
         self,
@@ -43,13 +50,18 @@ class BatchSampler:
         max_prompt: int = 512,
         max_new_tokens: int = 256,
         seed: int = 0,
+        reader: TargetReader | None = None,
     ) -> None:
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         self.max_prompt, self.max_new_tokens, self._seed = max_prompt, max_new_tokens, seed
         self._end_ids = target.eos_ids
-        self._batch = BatchDecoder(target, num_slots, max_prompt + max_new_tokens)
+        self._batch = BatchDecoder(
+            target, num_slots, max_prompt + max_new_tokens, None if reader is None else reader.taps
+        )
         self._device = target.device
+        self._records = reader is not None
+        self._features: dict[int, SequenceFeatures] = {}
 
     def run(
         self, requests: Sequence[Request], on_tokens: Callable[[int], None] | None = None
@@ -68,75 +80,130 @@ class BatchSampler:
         waiting = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids), reverse=True)
         active: list[_Answer] = []
         slots = self._batch.num_slots
-        # half-empty places are filled in groups: a prefill of few prompts is slow
+        # free places are filled in groups: a prefill of few prompts is slow
         group = max(slots // 8, 1)
+        report = on_tokens or (lambda _count: None)
         while waiting or active:
             if waiting and (slots - len(active) >= group or not active):
                 entering = [waiting.pop() for _ in range(min(slots - len(active), len(waiting)))]
-                fresh = self._enter(requests, entering, first_slot=len(active))
-                active += fresh
-                if on_tokens is not None:
-                    on_tokens(len(fresh))
+                active += self._enter(requests, entering, first_slot=len(active))
+                report(len(entering))
             yield from self._retire(active)
             if not active:
                 continue
             slots_X = torch.arange(len(active), device=self._device)
             ids_X = torch.tensor([answer.token_ids[-1] for answer in active], device=self._device)
             place_X = torch.tensor([answer.length for answer in active], device=self._device)
-            self._append(active, self._batch.logits(self._batch.step(slots_X, ids_X, place_X)))
-            if on_tokens is not None:
-                on_tokens(len(active))
+            hidden_XD, tapped_XF = self._batch.step(slots_X, ids_X, place_X)
+            report(self._extend(active, hidden_XD, tapped_XF))
             yield from self._retire(active)
 
+    def take_features(self, number: int) -> SequenceFeatures:
+        """Features of the sequence that `run` has just yielded; they are given once."""
+        return self._features.pop(number)
+
     def _enter(self, requests: Sequence[Request], numbers: list[int], first_slot: int) -> list[_Answer]:
-        answers = []
+        answers: list[_Answer] = []
         while numbers:
             shortest = len(requests[numbers[0]].prompt_ids)
-            part = [n for n in numbers[:16] if len(requests[n].prompt_ids) <= MOST_PADDING * shortest + 8]
-            numbers = numbers[len(part) :]
-            fresh = [_Answer(n, requests[n], self._seed) for n in part]
+            fits = [n for n in numbers[:MOST_TOGETHER] if len(requests[n].prompt_ids) <= MOST_PADDING * shortest + 8]
+            numbers = [n for n in numbers if n not in fits]
+            fresh = [_Answer(n, requests[n], self._seed) for n in fits]
             lengths = [len(answer.request.prompt_ids) for answer in fresh]
-            ids_XT = torch.zeros(len(part), max(lengths), dtype=torch.int64)
+            ids_XT = torch.zeros(len(fits), max(lengths), dtype=torch.int64)
             for row, answer in enumerate(fresh):
                 ids_XT[row, : lengths[row]] = torch.tensor(answer.request.prompt_ids)
             start = first_slot + len(answers)
-            slots_X = torch.arange(start, start + len(part), device=self._device)
-            lengths_X = torch.tensor(lengths, device=self._device)
-            self._append(
-                fresh, self._batch.logits(self._batch.prefill(slots_X, ids_XT.to(self._device), lengths_X)), new=True
-            )
+            slots_X = torch.arange(start, start + len(fits), device=self._device)
+            hidden_XTD, tapped_XTF = self._batch.prefill(slots_X, ids_XT.to(self._device))
+            last_X = torch.tensor(lengths, device=self._device) - 1
+            rows_X = torch.arange(len(fits), device=self._device)
+            if self._records:
+                for row, answer in enumerate(fresh):
+                    kept = slice(0, lengths[row] - 1)
+                    answer.keep(hidden_XTD[row, kept], None if tapped_XTF is None else tapped_XTF[row, kept])
+            tapped_XF = None if tapped_XTF is None else tapped_XTF[rows_X, last_X]
+            self._extend(fresh, hidden_XTD[rows_X, last_X], tapped_XF, new=True)
             answers += fresh
         return answers
 
-    def _append(self, answers: Sequence[_Answer], logits_XV: Tensor, *, new: bool = False) -> None:
+    def _extend(
+        self, answers: Sequence[_Answer], hidden_XD: Tensor, tapped_XF: Tensor | None, *, new: bool = False
+    ) -> int:
+        """Give each answer that goes on its next token; the number of tokens given."""
+        if self._records:
+            hidden_XD = hidden_XD.to(torch.bfloat16).float()
+        logits_XV = self._batch.logits(hidden_XD)
+        if self._records:
+            lse_X, top_XX = logits_XV.logsumexp(-1), logits_XV.topk(NUM_TOP, dim=-1).indices.int()
+            low_XD = hidden_XD.to(torch.bfloat16)
+            low_XF = None if tapped_XF is None else tapped_XF.to(torch.bfloat16)
+            for row, answer in enumerate(answers):
+                part = slice(row, row + 1)
+                answer.keep(low_XD[part], None if low_XF is None else low_XF[part], lse_X[part], top_XX[part])
+        given = 0
         for answer, token in zip(answers, draw(logits_XV, answers), strict=True):
             if not new:
                 answer.length += 1
-            answer.token_ids.append(token)
+            if answer.closing:
+                answer.complete = True
+            else:
+                answer.token_ids.append(token)
+                given += 1
+        return given
 
     def _retire(self, active: list[_Answer]) -> Iterator[tuple[int, list[int]]]:
         at = 0
         while at < len(active):
             answer = active[at]
-            if answer.token_ids[-1] in self._end_ids or len(answer.token_ids) >= self.max_new_tokens:
-                last = active.pop()
-                if last is not answer:
-                    # active answers keep to the first slots
-                    self._batch.cache.move(len(active), at)
-                    active[at] = last
-                yield answer.number, answer.token_ids
-            else:
+            ended = answer.token_ids[-1] in self._end_ids or len(answer.token_ids) >= self.max_new_tokens
+            if ended and self._records and not answer.complete:
+                # one more pass: the last token's own features
+                answer.closing, ended = True, False
+            if not ended:
                 at += 1
+                continue
+            if self._records:
+                self._features[answer.number] = answer.features()
+            last = active.pop()
+            if last is not answer:
+                # active answers keep to the first slots
+                self._batch.cache.move(len(active), at)
+                active[at] = last
+            yield answer.number, answer.token_ids
 
 
 class _Answer:
-    """An answer in the making: its tokens, and how many tokens its cache slot holds."""
+    """An answer in the making: its tokens, how many tokens its cache slot holds, and features as they come."""
 
     def __init__(self, number: int, request: Request, seed: int) -> None:
         self.number, self.request = number, request
         self.token_ids: list[int] = []
         self.length = len(request.prompt_ids)
         self.streams = RandomStreams(seed, request.request_id)
+        self.closing = False  # all tokens are there; only the last one's features are still missing
+        self.complete = False  # these are there too
+        self._kept: list[tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]] = []
+
+    def keep(
+        self, hidden_TD: Tensor, tapped_TF: Tensor | None, lse_T: Tensor | None = None, top_TX: Tensor | None = None
+    ) -> None:
+        """Add features of the next tokens; without a law for those of the prompt but the last."""
+        low = None if tapped_TF is None else tapped_TF.to(torch.bfloat16)
+        self._kept.append((hidden_TD.to(torch.bfloat16), low, lse_T, top_TX))
+
+    def features(self) -> SequenceFeatures:
+        """Features of the whole sequence; laws begin with the response's first token, as `TargetReader` has them."""
+        hidden, tapped, lse, top = zip(*self._kept, strict=True)
+        first = len(self.request.prompt_ids)
+        last_TD = torch.cat(hidden).cpu()
+        lse_T = torch.zeros(last_TD.shape[0])
+        top_TX = torch.full((last_TD.shape[0], NUM_TOP), -1, dtype=torch.int32)
+        # the first law kept is that after the prompt's last token
+        lse_T[first:] = torch.cat([part for part in lse if part is not None])[1:].cpu()
+        top_TX[first:] = torch.cat([part for part in top if part is not None])[1:].cpu()
+        tapped_TF = None if tapped[0] is None else torch.cat(tapped).cpu()
+        return SequenceFeatures(tapped_TF, last_TD, lse_T, top_TX)
 
 
 @torch.inference_mode()

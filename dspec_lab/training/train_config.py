@@ -77,6 +77,7 @@ class TrainConfig:
     validation_share: float = 0.03  # share of prompts held out
     validation_sequences: int = 64  # of these are measured
     validation_anchors: int = 16  # dspark, dflash: blocks in each
+    on_policy_prompts: int = 12  # held-out prompts decoded greedily at the end, for the accepted length as verified
     validate_every: int = 200  # optimiser steps; also writes the checkpoint
     save_every: int = 100  # optimiser steps between saves of the state to resume from
     seed: int = 0
@@ -156,7 +157,8 @@ _WHOLE = {
     "num_layers": 1, "draft_vocab_size": 1, "block_size": 1, "markov_rank": 0, "mask_token_id": 0, "context_window": 1,
     "ttt_length": 1, "medusa_num_heads": 1, "vocab_certain": 0, "vocab_drawn": 1, "steps": 1, "sequences_per_step": 1,
     "accumulate": 1, "anchors_per_sequence": 1, "first_slots": 1, "first_anchors": 1, "max_tokens": 8,
-    "validation_sequences": 0, "validation_anchors": 1, "validate_every": 1, "save_every": 1, "seed": 0,
+    "validation_sequences": 0, "validation_anchors": 1, "on_policy_prompts": 0, "validate_every": 1, "save_every": 1,
+    "seed": 0,
 }  # fmt: skip
 _REAL = {
     "step_loss_decay": (0.0, 1.0), "loss_ce": (0.0, math.inf), "loss_l1": (0.0, math.inf),

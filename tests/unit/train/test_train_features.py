@@ -11,13 +11,16 @@ import torch
 
 from dspec_lab.training import feature_store
 from dspec_lab.training.data import build_sequences
-from dspec_lab.training.feature_store import CachedFeatures, StreamedFeatures, collate
+from dspec_lab.training.feature_source import CachedFeatures, StreamedFeatures, collate
+from dspec_lab.training.feature_store import FeatureStore, sequence_key
 from dspec_lab.training.target_reader import NUM_TOP, TargetReader
 
 
 @pytest.fixture
 def sequences(tiny_responses):
-    return build_sequences(tiny_responses[:8], max_tokens=40, vocab_size=89).sequences
+    every = build_sequences(tiny_responses, max_tokens=40, vocab_size=89).sequences
+    # greedy and sampled answers to a prompt may be the same text, which would be one entry
+    return tuple({sequence.ids_T.tobytes(): sequence for sequence in every}.values())[:8]
 
 
 @pytest.fixture
@@ -39,57 +42,102 @@ def test_features_are_the_targets_own(reader, sequences, tiny_target):
     assert (features.top_TX[first:] == rounded.topk(NUM_TOP).indices).all()
 
 
+FIELDS = ("tapped_TF", "last_TD", "lse_T", "top_TX")
+
+
 def test_disk_gives_the_same_bits_as_the_target(reader, sequences, tmp_path):
     streamed = StreamedFeatures(reader, sequences)
     cached = CachedFeatures(reader, sequences, tmp_path)
     for index in (3, 0, 3):
-        fresh, kept = streamed.get(index), cached.get(index)
-        for name in ("tapped_TF", "last_TD", "lse_T", "top_TX"):
-            assert torch.equal(getattr(fresh, name), getattr(kept, name)), name
+        for name in FIELDS:
+            assert torch.equal(getattr(streamed.get(index), name), getattr(cached.get(index), name)), name
+    cached.flush()
+    assert len(list(cached.store.folder.glob("*.safetensors"))) == 1
     reopened = CachedFeatures(reader, sequences, tmp_path)
-    assert reopened.has(3) and not reopened.has(1)
 
     def must_not_read(*_):
         raise AssertionError("the target was asked for what is on disk")
 
-    reopened._reader = type("Reader", (), {"read": must_not_read, "tapped_width": reader.tapped_width})()
-    assert torch.equal(reopened.get(3).last_TD, streamed.get(3).last_TD)
+    reopened._reader = type("Reader", (), {"read": must_not_read})()
+    for index in (0, 3):
+        for name in FIELDS:
+            assert torch.equal(getattr(streamed.get(index), name), getattr(reopened.get(index), name)), name
+    with pytest.raises(AssertionError, match="the target was asked"):
+        reopened.get(1)
 
 
-def test_a_torn_entry_is_made_again(reader, sequences, tmp_path):
+def test_shards_of_other_processes_are_found(reader, sequences, tmp_path):
+    ours, theirs = (CachedFeatures(reader, sequences, tmp_path) for _ in range(2))
+    theirs.get(5)
+    theirs.flush()
+    ours._reader = None
+    assert torch.equal(ours.get(5).last_TD, theirs.get(5).last_TD)
+
+
+def test_many_features_go_to_several_shards(reader, sequences, tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_store, "SHARD_BYTES", 2 * sequences[0].num_tokens * reader.bytes_per_token())
     cached = CachedFeatures(reader, sequences, tmp_path)
-    good = cached.get(2).last_TD
-    cached._hidden[int(cached._starts[2]) + 1, -1] ^= 1
-    assert torch.equal(cached.get(2).last_TD, good)
+    for index in range(len(sequences)):
+        cached.get(index)
+    assert len(list(cached.store.folder.glob("*.safetensors"))) > 1
+    assert not list(cached.store.folder.glob(".*")), "temporary files must not stay"
 
 
-def test_other_sequences_or_layers_are_another_cache(reader, sequences, tiny_target, tmp_path):
-    folder = CachedFeatures(reader, sequences, tmp_path).folder
-    assert CachedFeatures(reader, sequences[:-1], tmp_path).folder != folder
-    assert CachedFeatures(TargetReader(tiny_target, (1,)), sequences, tmp_path).folder != folder
-    assert CachedFeatures(TargetReader(tiny_target, (0, 2)), sequences, tmp_path).folder == folder
+def test_a_damaged_shard_is_named(reader, sequences, tmp_path):
+    cached = CachedFeatures(reader, sequences, tmp_path)
+    cached.get(0)
+    cached.flush()
+    (path,) = cached.store.folder.glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(ValueError, match="is damaged.*remove it"):
+        CachedFeatures(reader, sequences, tmp_path)
+
+
+def test_entries_belong_to_a_text_a_target_and_layers(reader, sequences, tiny_target, tmp_path):
+    cached = CachedFeatures(reader, sequences, tmp_path)
+    cached.get(0)
+    cached.flush()
+    assert FeatureStore(reader, tmp_path).folder == cached.store.folder
+    assert FeatureStore(TargetReader(tiny_target, (1,)), tmp_path).folder != cached.store.folder
+    first = sequences[0]
+    assert cached.store.has(sequence_key(first.ids_T, first.num_prompt))
+    assert not cached.store.has(sequence_key(first.ids_T, first.num_prompt + 1))
+    assert not cached.store.has(sequence_key(first.ids_T[:-1], first.num_prompt))
 
 
 def test_a_cache_that_does_not_fit_is_refused_before_anything_is_written(reader, sequences, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    needed = feature_store.cache_bytes(reader, sequences)
+    needed = sum(sequence.num_tokens for sequence in sequences) * reader.bytes_per_token()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, needed + feature_store.SPARE_BYTES - 1))
     with pytest.raises(ValueError, match=r"features need .* GB more .* features: stream"):
         CachedFeatures(reader, sequences, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, needed + feature_store.SPARE_BYTES))
+    cached = CachedFeatures(reader, sequences, tmp_path / "cache")
+    cached.get(0)
+    cached.flush()
+    # what is there already needs no room
+    less = needed - sequences[0].num_tokens * reader.bytes_per_token()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, less + feature_store.SPARE_BYTES))
     CachedFeatures(reader, sequences, tmp_path / "cache")
 
 
 def test_size_is_what_the_files_take(reader, sequences, tmp_path):
     cached = CachedFeatures(reader, sequences, tmp_path)
-    size = sum(path.stat().st_size for path in cached.folder.glob("*.bin"))
-    assert size == feature_store.cache_bytes(reader, sequences)
+    for index in range(len(sequences)):
+        cached.get(index)
+    cached.flush()
+    size = sum(path.stat().st_size for path in cached.store.folder.glob("*.safetensors"))
+    expected = sum(sequence.num_tokens for sequence in sequences) * reader.bytes_per_token()
+    assert expected < size < expected + 2000
 
 
 def test_batches_are_padded_and_masked(reader, sequences):
     streamed = StreamedFeatures(reader, sequences)
-    batch = collate(sequences[:3], [streamed.get(i) for i in range(3)])
+    features = [streamed.get(i) for i in range(3)]
+    batch = collate(sequences[:3], features, [slice(32, 64)])
+    assert torch.equal(batch.tapped_BTF[0, : sequences[0].num_tokens], features[0].tapped_TF[:, 32:].float())
+    assert collate(sequences[:3], features).tapped_BTF is None
     assert batch.input_ids_BT.shape[1] == max(s.num_tokens for s in sequences[:3])
     for row, sequence in enumerate(sequences[:3]):
         mask = batch.loss_mask_BT[row].numpy()

@@ -35,6 +35,9 @@ class Watch:
     def on_validation(self, step, measures):
         self.validations.append((step, measures))
 
+    def on_lengths(self, lengths):
+        self.lengths = lengths
+
 
 @pytest.fixture
 def train(tiny_target, tiny_folder, tiny_corpus, tmp_path):
@@ -57,6 +60,8 @@ def test_a_drafter_learns_and_its_checkpoint_decodes_losslessly(drafter, train, 
     assert after["tau"] > before["tau"] + 0.02, (before, after)
     assert len(after["accept_rate"]) == config.proposed and all(0 <= rate <= 1 for rate in after["accept_rate"])
     assert len(watch.steps) == steps and watch.steps[-1].progress == 1 and watch.steps[-1].loss == watch.steps[-1].loss
+    assert watch.lengths["all"]["rounds"] > 0 and 1 <= watch.lengths["all"]["accepted_length"] <= config.proposed + 1
+    assert result.state.history[-1]["on_policy"] == watch.lengths
     drafter_made = open_drafter(result.checkpoint, tiny_target)
     prompt = [5, 9, 30, 41]
     settings = DecodeConfig(gamma=3, max_new_tokens=24)
@@ -105,6 +110,8 @@ class Slow:
         print("step", report.step, flush=True)
         time.sleep(float(pause))
     def on_validation(self, step, measures):
+        pass
+    def on_lengths(self, lengths):
         pass
 fit(config, target, json.loads((Path(folder) / "config.json").read_text()), corpus, out, display=Slow(),
     accelerator=accelerator)

@@ -11,10 +11,14 @@ import torch
 from dspec_lab.config import DecodeConfig, SamplingConfig
 from dspec_lab.core.sampling import law
 from dspec_lab.training import produce as production
+from dspec_lab.training.data import build_sequences
+from dspec_lab.training.feature_source import CachedFeatures
+from dspec_lab.training.feature_store import FeatureStore
 from dspec_lab.training.produce import ResponseConfig, join_parts, parts_folder, produce
 from dspec_lab.training.prompts.record import TrainPrompt
 from dspec_lab.training.responses import read_responses
 from dspec_lab.training.sampler import BatchSampler, Request
+from dspec_lab.training.target_reader import TargetReader
 from dspec_lab.verifier.decode import generate
 
 PROMPTS = [[5, 9, 30, 41], [7], [3, 3, 8, 61, 62, 10, 11], [44, 45], [70, 12, 5], [33, 34, 35, 36, 37]]
@@ -61,6 +65,42 @@ def test_first_tokens_follow_the_law(tiny_target):
     # the distance of 3000 draws from their own law is about sum sqrt(p / 2 pi n)
     assert 0.5 * np.abs(counts - expected).sum() < 2 * np.sqrt(expected / (2 * np.pi * count)).sum()
     assert expected.max() < 0.9, "the law must leave something to draw"
+
+
+@pytest.mark.parametrize("layers", [(0, 2), ()])
+def test_features_come_with_the_answers(layers, tiny_target):
+    reader = TargetReader(tiny_target, layers)
+    sampler = BatchSampler(tiny_target, num_slots=3, max_prompt=8, max_new_tokens=20, reader=reader)
+    asked = requests(0.0)
+    plain = dict(BatchSampler(tiny_target, num_slots=3, max_prompt=8, max_new_tokens=20).run(asked))
+    ended = set()
+    for number, answer in sampler.run(asked):
+        assert answer == plain[number]
+        ended.add(answer[-1] == 2)
+        prompt = asked[number].prompt_ids
+        got, read = sampler.take_features(number), reader.read([*prompt, *answer], len(prompt))
+        for name in ("tapped_TF", "last_TD", "lse_T"):
+            left, right = getattr(got, name), getattr(read, name)
+            if left is None or right is None:
+                assert left is right is None and not layers
+                continue
+            # the last bit of bf16 may fall either way
+            torch.testing.assert_close(left.float(), right.float(), rtol=0.01, atol=0.02, msg=name)
+        law = got.last_TD[len(prompt) :].float() @ tiny_target.head().T
+        torch.testing.assert_close(got.lse_T[len(prompt) :], law.logsumexp(-1), rtol=0, atol=1e-4)
+        assert (got.top_TX[len(prompt) :] == law.topk(8).indices).all() and (got.top_TX[: len(prompt)] == -1).all()
+    assert ended == {True, False}, "answers that end by themselves and ones that are cut must both be seen"
+
+
+def test_production_fills_the_store_that_training_reads(tiny_target, tmp_path):
+    store = FeatureStore(TargetReader(tiny_target, (0, 1, 2)), tmp_path / "features")
+    produce(plan(6), tiny_target, Letters(), SETTINGS, tmp_path / "r.parquet", store=store)
+    responses = join_parts(tmp_path / "r.parquet", 89)
+    sequences = build_sequences(responses, max_tokens=64, vocab_size=89).sequences
+    source = CachedFeatures(store.reader, sequences, tmp_path / "features")
+    source._reader = None
+    for index, sequence in enumerate(sequences):
+        assert source.get(index).last_TD.shape[0] == sequence.num_tokens
 
 
 def test_answers_end_at_end_tokens_and_at_the_cap(tiny_target):
