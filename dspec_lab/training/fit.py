@@ -232,14 +232,14 @@ class Run:
 
     def _validate(self) -> None:
         chosen = self.corpus.validation[: self.config.validation_sequences]
-        if self.processes.rank == 0:
-            measures: dict[str, Any] = {}
-            if chosen:
-                sequences = [self.corpus.sequences[index] for index in chosen]
-                measures = validate(self.model, self.config, sequences, lambda i: self._load([chosen[i]]))
-            state = self.state
-            entry = {"step": state.step, "minutes": round(state.seconds / 60, 2), "tokens": state.tokens}
-            state.history.append({**entry, "anchors": state.anchors, "measures": measures})
+        first, measures, state = self.processes.rank == 0, {}, self.state
+        if first and chosen:
+            sequences = [self.corpus.sequences[index] for index in chosen]
+            measures = validate(self.model, self.config, sequences, lambda i: self._load([chosen[i]]))
+        # every process keeps the history, so that all take the same way through the run
+        entry = {"step": state.step, "minutes": round(state.seconds / 60, 2), "tokens": state.tokens}
+        state.history.append({**entry, "anchors": state.anchors, "measures": measures})
+        if first:
             self._write_checkpoint()
             if self.display is not None:
                 self.display.on_validation(state.step, measures)
@@ -248,12 +248,12 @@ class Run:
     def _measure_on_policy(self) -> None:
         """Add accepted lengths from the verifier to the last entry of the history."""
         chosen = self.corpus.validation[: self.config.on_policy_prompts]
-        if self.processes.rank == 0:
-            lengths = {}
-            if chosen:
-                sequences = [self.corpus.sequences[index] for index in chosen]
-                lengths = on_policy_lengths(self.model, self.target, sequences, self.config.proposed)
-            self.state.history[-1]["on_policy"] = lengths
+        first, lengths = self.processes.rank == 0, {}
+        if first and chosen:
+            sequences = [self.corpus.sequences[index] for index in chosen]
+            lengths = on_policy_lengths(self.model, self.target, sequences, self.config.proposed)
+        self.state.history[-1]["on_policy"] = lengths
+        if first:
             self._write_checkpoint()
             if self.display is not None:
                 self.display.on_lengths(lengths)
