@@ -246,7 +246,6 @@ def test_nan_goes_through_attention(where):
         ("prefix_N", 2**40),
         ("prefix_N", 0),  # sees nothing
         ("ancestors_N", 1 << 40),  # place 81 of 64
-        ("ancestors_N", -(2**63)),
         ("span", 32),
     ],
 )
@@ -260,6 +259,13 @@ def test_attention_refuses_markers_that_leave_the_cache(change, value):
         getattr(markers, change)[1] = value
     with pytest.raises(ValueError, match="row 1 .*prefix"):
         NATIVE.attend(qkv_rows(3), caches(32, 64), markers, HEADS, 0.3)
+
+
+def test_the_sign_bit_of_the_ancestors_is_not_a_place():
+    zero_N = torch.zeros(1, dtype=torch.int64)
+    markers = RowMarkers(zero_N, zero_N, zero_N, zero_N, torch.tensor([-(2**63)]), span=64)
+    with pytest.raises(ValueError, match="row 0 sees nothing, or more"):
+        NATIVE.attend(qkv_rows(1), caches(64), markers, HEADS, 0.3)
 
 
 @pytest.mark.parametrize(("change", "value"), [("owner_N", 2), ("place_N", 64), ("place_N", -1)])

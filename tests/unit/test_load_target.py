@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -160,20 +159,22 @@ def test_weights_that_are_missing_are_not_made_up(folder):
 
 
 def test_a_hub_name_that_cannot_be_had_is_one_line_and_quick(monkeypatch, tmp_path):
-    monkeypatch.setattr(load, "getproxies", dict)
+    from huggingface_hub import constants
 
-    def nowhere(*_):
+    monkeypatch.setattr(load, "getproxies", dict)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://huggingface.co")
+    asked = []
+
+    def nowhere(host, *_, **__):
+        asked.append(host)
         raise socket.gaierror(-2, "told by the test")
 
     monkeypatch.setattr(socket, "getaddrinfo", nowhere)
-    import transformers  # noqa: F401  not part of the time below
-
-    started = time.monotonic()
     for call in (load_target, load_tokenizer):
         with pytest.raises(OSError, match="nobody/nothing, neither a local folder nor") as caught:
             call("nobody/nothing")
         assert "\n" not in str(caught.value)
-    assert time.monotonic() - started < 20  # the hub's client alone would try for 50 s
+    assert 2 <= len(asked) < 6  # left to itself the hub's client asks six times each, over half a minute
     assert plan_target("nobody/nothing").kind == "hf"
     with pytest.raises(ValueError, match="hub model"):
         load_target("nobody/nothing", impl="native")
