@@ -5,6 +5,8 @@ Matrices may be bf16; activations, norms and biases are fp32. Under `torch.infer
 `kernels.rows`, which reads each weight once for the few rows of a block; otherwise they are plain torch.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -18,7 +20,13 @@ def few_row_ops(x: Tensor, weight: Tensor) -> RowOps | None:
     """The ops for few rows where they apply: inference, fp32 activations, a weight stored row by row."""
     if not torch.is_inference_mode_enabled() or x.dtype != torch.float32 or not weight.is_contiguous() or not x.numel():
         return None
-    return row_ops("auto", x.device) if weight.dtype in (torch.bfloat16, torch.float32) else None
+    return _row_ops(x.device) if weight.dtype in (torch.bfloat16, torch.float32) else None
+
+
+@functools.cache
+def _row_ops(device: torch.device) -> RowOps:
+    # asked for some twenty times a block
+    return row_ops("auto", device)
 
 
 def linear(x: Float[Tensor, "*N D"], weight_OD: Tensor, bias_O: Tensor | None = None) -> Float[Tensor, "*N O"]:
