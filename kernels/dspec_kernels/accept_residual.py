@@ -19,7 +19,7 @@ from dspec_kernels.inverse_cdf import is_bad
 from dspec_kernels.launch import launch, require_float, require_rows, require_shape
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["target_rows", "draft_rows"])
 def _chunk_mass_kernel(
     target,
     draft,
@@ -77,7 +77,7 @@ def _chunk_mass_kernel(
     tl.store(faulty + at, bad)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["target_rows", "draft_rows"])
 def _accept_kernel(
     target,
     draft,

@@ -34,7 +34,7 @@ def _store_chunk(x, scale, chunk, stats, tops, plane, at, BLOCK_V: tl.constexpr)
     tl.store(tops + at, chunk * BLOCK_V + top)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["target_rows", "draft_rows"])
 def _row_stats_kernel(
     target,
     draft,
@@ -85,7 +85,7 @@ def _row_stats_kernel(
     tl.store(faulty + at, bad)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["target_rows", "draft_rows"])
 def _accept_kernel(
     target,
     draft,

@@ -15,7 +15,7 @@ from torch import Tensor
 from dspec_kernels.launch import block_of, launch, require_float, require_shape
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "budget"])
 def _admit_kernel(
     survival, lens, admitted, fault_out, B, G, budget, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip

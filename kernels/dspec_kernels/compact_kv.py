@@ -14,7 +14,7 @@ from torch import Tensor
 from dspec_kernels.launch import block_of, launch, require_shape
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_kept"])
 def _compact_kernel(
     keys,
     values,

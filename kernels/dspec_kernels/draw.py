@@ -66,7 +66,7 @@ def load_pair(
     return p, q
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["plane"])
 def _draw_kernel(
     target,
     draft,

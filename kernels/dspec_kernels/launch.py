@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,16 +13,21 @@ FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
-    """Start `kernel` over `grid`; an empty grid starts nothing.
+    """Start `kernel` over `grid` on the device of its tensors; an empty grid starts nothing.
 
-    CPU tensors run only where Triton was imported with TRITON_INTERPRET=1.
+    CPU tensors run only where Triton was imported with TRITON_INTERPRET=1. Numbers that change from round to round are
+    marked `do_not_specialize` in the kernels, so that a new batch size compiles nothing.
     """
     if 0 in grid:
         return
-    on_cpu = any(isinstance(arg, torch.Tensor) and arg.device.type == "cpu" for arg in args)
-    if on_cpu and not isinstance(kernel, InterpretedFunction):
+    devices = {arg.device for arg in args if isinstance(arg, torch.Tensor)}
+    if len(devices) != 1:
+        raise ValueError(f"a kernel needs all its tensors on one device, got {sorted(map(str, devices))}")
+    (device,) = devices
+    if device.type == "cpu" and not isinstance(kernel, InterpretedFunction):
         raise RuntimeError("a Triton kernel got CPU tensors: it needs a GPU, or TRITON_INTERPRET=1 at import")
-    kernel[grid](*args, **meta)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        kernel[grid](*args, **meta)
 
 
 def require_float(name: str, tensor: torch.Tensor) -> None:

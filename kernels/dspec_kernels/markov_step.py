@@ -16,7 +16,7 @@ from dspec_kernels.inverse_cdf import combine_chunks, first_above, is_bad_logit
 from dspec_kernels.launch import block_of, dot_precision, launch, require_float, require_rows, require_shape
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def _biased_logits_kernel(
     base,
     latent,

@@ -33,7 +33,7 @@ def _fold(peak, total, mixed, scores, seen, values, PRECISION: tl.constexpr):
     return new, total, mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "row_blocks"])
 def _attend_kernel(
     query,
     keys,
@@ -123,7 +123,7 @@ def _attend_kernel(
     tl.store(part_mixed + cell[:, None] * E + e[None, :], mixed, mask=q_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _merge_kernel(
     part_mixed,
     part_peak,

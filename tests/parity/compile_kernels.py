@@ -36,7 +36,8 @@ def compile_launch(kernel: triton.JITFunction, *args: object, num_warps: int = 4
     signature, constants, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         name, value = parameter.name, values[parameter.name]
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+        fixed = isinstance(value, int) and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (fixed and value == 1):
             signature[name], constants[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name], attributes[(index,)] = POINTERS[value.dtype], [["tt.divisibility", 16]]
@@ -44,7 +45,7 @@ def compile_launch(kernel: triton.JITFunction, *args: object, num_warps: int = 4
             signature[name] = "fp32"
         else:
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
+            if fixed and value % 16 == 0:
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     done = triton.compile(source, target=TARGET, options={"num_warps": num_warps, "num_stages": num_stages})

@@ -94,17 +94,17 @@ def test_largest_vocabulary(kernel_device, logits):
 
 
 def test_rows_beyond_two_to_the_31_elements_use_64_bit_offsets(kernel_device, tmp_path):
-    """Two rows 2^31 elements apart, in a sparse file that takes no room."""
+    """Rows 2 and 3 of a matrix whose rows lie 2^30 elements apart, in a sparse file that takes no room."""
     if kernel_device == "cuda":
         pytest.skip("the sparse file lies in host memory")
-    vocab, stride = 40, (1 << 31) + 64
+    vocab, stride = 40, (1 << 30) + 64
     with (tmp_path / "rows").open("wb") as file:
-        file.truncate(2 * (stride + vocab))
-    flat = torch.from_file(str(tmp_path / "rows"), shared=True, size=stride + vocab, dtype=torch.float16)
-    wide = flat.as_strided((2, vocab), (stride, 1))
-    batch = ragged_batch(5, [0], vocab, torch.float16, False)
-    wide[1] = batch["target_NV"][1]
-    batch["target_NV"], batch["draft_NV"], batch["one_hot_B"] = wide, None, None
+        file.truncate(2 * (3 * stride + vocab))
+    flat = torch.from_file(str(tmp_path / "rows"), shared=True, size=3 * stride + vocab, dtype=torch.float16)
+    wide = flat.as_strided((4, vocab), (stride, 1))
+    batch = ragged_batch(5, [1], vocab, torch.float16, False)
+    wide[2:] = batch["target_NV"][1:3]
+    batch["target_NV"], batch["target_starts_B"] = wide, torch.tensor([2])
     assert call_kernel(batch, 64) == call_torch(batch)
     assert call_torch(batch)[2] == [0]
 
@@ -206,15 +206,16 @@ def reference_batch(records: list[int]) -> tuple[dict, dict]:
         draft_lens_B=case["in.k"],
         accept_u_BG=case["in.uniforms"],
         replacement_u_B=draws,
-        bonus_u_B=draws,
+        bonus_u_B=(draws + 0.5) % 1,
         temperature_B=case["in.temperature"],
     )
     return batch, case
 
 
-def check_reference(result, case: dict, draws: torch.Tensor) -> None:
+def check_reference(result, case: dict, batch: dict) -> None:
     prefix = case["out.accept_prefix_mask"].clamp_min(0).sum(-1)
     assert result.num_accepted_B.tolist() == prefix.tolist()
+    draws = torch.where(prefix < case["in.k"], batch["replacement_u_B"], batch["bonus_u_B"])
     for i, next_law in enumerate(case["out.next_distribution"]):
         if not case["out.stopped_inside_draft"][i]:
             assert int(result.next_ids_B[i]) == inverse_cdf(next_law, float(draws[i])), i
@@ -224,10 +225,10 @@ def test_verification_vectors():
     manifest = VERIFICATION / "manifest.json"
     count = json.loads(manifest.read_text())["records"] if manifest.is_file() else 0
     batch, case = reference_batch(list(range(count)))
-    check_reference(dispatch.accept_residual(**batch, impl="torch"), case, batch["replacement_u_B"])
+    check_reference(dispatch.accept_residual(**batch, impl="torch"), case, batch)
 
 
 def test_verification_vectors_in_the_kernel(kernel_device):
     batch, case = reference_batch(list(range(3, 222, 36)))
     result = dispatch.accept_residual(**on(batch, kernel_device), impl="triton")
-    check_reference(result, case, batch["replacement_u_B"])
+    check_reference(result, case, batch)

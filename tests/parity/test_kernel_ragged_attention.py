@@ -65,8 +65,9 @@ def run_kernel(device: str, plan: AttentionPlan, tensors, split: int = 32):
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 2e-6), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)])
 def test_kernel_equals_torch_on_trees(kernel_device, dtype, atol):
     marker, _ = tree_markers(TREES, CONTEXTS)
-    marker = with_filler(marker, 13)
     marker[1, FIRST], marker[2, FIRST], marker[8, FIRST] = 66, 33, 30  # sliding windows of different rows
+    # without the row of draft 4 nobody sees its place, and what lies there is NaN
+    marker = with_filler(marker[[0, 1, 2, 3, 5, 6, 7, 8, 9, 10]], 12)
     plan = make_plan(marker, SLOTS)
     tensors = make_tensors(plan, (4, 2, 12), dtype)
     expected = ragged_attention(*tensors, plan, scale=0.4)
@@ -95,6 +96,8 @@ def test_dispatch_runs_the_kernel_with_its_own_split(kernel_device):
     )
 
 
+# the interpreter's maximum of a row of NaN
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
 @pytest.mark.parametrize("impl", ["torch", "triton"])
 def test_a_request_does_not_feel_its_neighbours(kernel_device, impl):
     """The same bits alone and in a batch, even beside a request full of NaN."""

@@ -17,6 +17,7 @@ def logit_pair(seed: int, rows: int, vocab: int, dtype: torch.dtype) -> tuple[to
     target = 3 * torch.randn(rows, vocab, generator=generator)
     draft = target + torch.randn(rows, vocab, generator=generator)
     target[:, :3] = draft[:, 2:4] = float("-inf")  # masked in one, in both, in the other
+    target[0, -1], draft[0, -2] = 10.0, 11.0  # the maxima come in the last block
     target[-1] = draft[-1]
     return draft.to(dtype), target.to(dtype)
 
