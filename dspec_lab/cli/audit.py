@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--drafters", metavar="NAMES", help="names, separated by commas (default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer samplers, laws and texts")
     parser.add_argument("--no-model", action="store_true", help="leave the default model out")
-    parser.add_argument("--samples", type=int, metavar="N", help="texts per sampled check (default: 3000, quick 400)")
+    parser.add_argument("--samples", type=int, metavar="N", help="texts per sampled check (default: 2000, quick 400)")
     parser.add_argument("--seed", type=int, default=0, help="of the sampled checks (default: 0)")
     add_json_option(parser)
     return parser
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from dspec_lab.bench.record import run_record
     from dspec_lab.evaluation.drafters import BUILDERS
     from dspec_lab.models.fetch import default_model_folder
-    from dspec_lab.verifier.audit import DRAFTERS, audit
+    from dspec_lab.verifier.audit import DRAFTERS, audit, check_samples
 
     known = tuple(dict.fromkeys((*DRAFTERS, *BUILDERS)))
     names = known if args.drafters is None else drafter_list(args.drafters)
@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{named}; known are {', '.join(known)}")
     if args.seed < 0:
         raise ValueError(f"seed must be 0 or more, got {args.seed}")
+    if args.samples is not None:
+        check_samples(args.samples)
     console = text_console(args.json)
     on_model = [name for name in names if name in BUILDERS]
     folder, more = default_model_folder(), []

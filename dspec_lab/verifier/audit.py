@@ -26,6 +26,13 @@ Job = Callable[[], AuditRow]
 Progress = Callable[[str, int, int], None]
 
 
+def check_samples(samples: int) -> int:
+    """`samples`, if a sampled check can say anything with so many texts."""
+    if samples < 100:
+        raise ValueError(f"a sampled check needs at least 100 texts, got {samples}")
+    return samples
+
+
 def audit(
     *,
     drafters: Sequence[str] = DRAFTERS,
@@ -48,9 +55,7 @@ def audit(
         raise ValueError(f"the audit knows no drafter {unknown[0]!r}; it has {', '.join(DRAFTERS)}")
     if seed < 0:
         raise ValueError(f"seed must be 0 or more, got {seed}")
-    samples = samples if samples is not None else 400 if quick else 3000
-    if samples < 100:
-        raise ValueError(f"a sampled check needs at least 100 texts, got {samples}")
+    samples = check_samples(samples if samples is not None else 400 if quick else 2000)
     jobs = exact_rows(drafters=drafters, extra_drafters=extra_drafters or {}, policies=policies or {}, quick=quick)
     jobs += [lambda r=rule: stream_row(r, samples=samples, seed=seed) for rule in VERIFICATIONS]
     jobs.append(lambda: batch_independence_row(seed=seed))

@@ -14,11 +14,13 @@ from dspec_lab.drafters.autoregressive import AutoregressiveDrafter
 from dspec_lab.drafters.lookahead import LookaheadDrafter
 from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
 from dspec_lab.drafters.protocol import Commit, Drafter, DraftSession
+from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.models.protocol import Target
 from dspec_lab.models.toy import TableTarget
 from dspec_lab.verifier.decode import generate
 from dspec_lab.verifier.known_law import Sequences, known_law
 from dspec_lab.verifier.request import Decide, Request
+from dspec_lab.verifier.tree import generate_tree
 
 # how many drafts of a proposal are verified, from what is known before they are drawn
 Policy = Callable[[Proposal], int]
@@ -35,16 +37,26 @@ class AuditCase:
     wrap_chooser: Callable[[Chooser], Chooser] | None = None
     decide_with: Decide | None = None
     policy: Policy | None = None
+    width: int = 1  # candidates per drafted position; above 1 they are verified as a tree (lean decoders only)
 
     def generation(self, chooser: Chooser) -> Generation:
         """One run of the real loop."""
         if self.wrap_chooser is not None:
             chooser = self.wrap_chooser(chooser)
+        if self.width > 1:
+            return self._as_tree(chooser)
         if self.policy is not None:
             return self._limited(chooser, self.policy)
         return generate(
             self.target, self.drafter, self.prompt_ids, self.config, chooser=chooser, decide_with=self.decide_with
         )
+
+    def _as_tree(self, chooser: Chooser) -> Generation:
+        if not isinstance(self.target, LeanDecoder) or self.drafter is None or self.decide_with or self.policy:
+            raise ValueError(
+                f"a tree of width {self.width} needs a lean decoder, a drafter, and no other verdict or policy"
+            )
+        return generate_tree(self.target, self.drafter, self.prompt_ids, self.config, width=self.width, chooser=chooser)
 
     def _limited(self, chooser: Chooser, policy: Policy) -> Generation:
         # the loop of `generate` with the policy between drafting and verifying, as in a ragged batch
@@ -135,7 +147,8 @@ def scenarios() -> tuple[Scenario, ...]:
     return (
         Scenario(name="order 2", target=TableTarget(second), draft=random(3, seed=2), gamma=2, length=4),
         Scenario(
-            name="long block", target=random(2, order=2, seed=3), draft=random(2, order=2, seed=4), gamma=3, length=5
+            name="long block", target=random(2, order=2, seed=3), draft=random(2, order=2, seed=4),
+            gamma=3, length=5, core=False,
         ),
         Scenario(
             name="end token in the block", target=random(3, seed=5, eos_ids=(2,)), draft=random(3, seed=6),

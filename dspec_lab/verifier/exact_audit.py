@@ -27,12 +27,13 @@ from dspec_lab.verifier.enumerate import SharedNoiseError, max_deviation, output
 from dspec_lab.verifier.faults import with_nan_rows
 from dspec_lab.verifier.known_law import Sequences
 from dspec_lab.verifier.mutants import Mutant
-from dspec_lab.verifier.tiny import NEURAL_DRAFTERS, tiny_decoder
+from dspec_lab.verifier.tiny import NEURAL_DRAFTERS, REDUCED_VOCABULARY, tiny_decoder
 
 # float64 tables: sums of a few thousand rounded products
 TABLE_LIMIT = 1e-12
 # fp32 decoders: each probability is rounded at 6e-8, and a text is the product of a few
 DECODER_LIMIT = 1e-6
+TREE_WIDTH = 2
 GREEDY_LENGTH = 24  # one run only, so texts can be long
 QUICK_SCENARIOS = ("order 2", "end token in the block")
 # a draft that is sampled and then read as one-hot accepts less surely, which multiplies the paths
@@ -114,6 +115,37 @@ def neural_row(drafter: str, rule: str, plain: tuple[Sequences, Sequences]) -> A
         limit=DECODER_LIMIT,
         seen=seen,
         details={"deviation_by_temperature": gaps},
+        wall_s=time.perf_counter() - start,
+    )
+
+
+def tree_row(drafter: str) -> AuditRow:
+    """Two candidates per position of a random drafter on a random decoder, verified as a tree; sampled and greedy."""
+    start, target = time.perf_counter(), tiny_decoder()
+    made = NEURAL_DRAFTERS[drafter](target)
+    deep, greedy = neural_configs("token")
+    # one position with all three tokens, two positions with two of them, and the greedy text
+    configs = [replace(deep, gamma=1, top_k=0, max_new_tokens=3), deep]
+    if drafter not in REDUCED_VOCABULARY:  # such a draft's greedy trees are refused: it has no further candidates
+        configs.append(greedy)
+    seen, gaps = Seen(), {}
+    for config in configs:
+        honest = AuditCase(target=target, drafter=None, prompt_ids=(0, 1), config=config)
+        wanted, _ = exact_law(honest)
+        found, here = exact_law(replace(honest, drafter=made, width=TREE_WIDTH))
+        what = f"T={config.temperature:g}, top-k {config.top_k}, gamma {config.gamma}"
+        seen, gaps[what] = seen + here, max_deviation(found, wanted)[0]
+    worst = max(gaps.values())
+    return AuditRow(
+        check="exact law",
+        subject=drafter,
+        settings=f"random decoder, T=1 and T=0, tree of width {TREE_WIDTH}",
+        verdict=_verdict(worst, DECODER_LIMIT, seen),
+        evidence=_evidence(worst, seen, "against plain decoding, fp32"),
+        value=worst,
+        limit=DECODER_LIMIT,
+        seen=seen,
+        details={"deviation_by_settings": gaps},
         wall_s=time.perf_counter() - start,
     )
 
@@ -249,6 +281,7 @@ def exact_rows(
             return held[0]
 
         jobs += [lambda n=name, r=rule: neural_row(n, r, plain()) for name in neural for rule in rules]
+        jobs += [lambda n=name: tree_row(n) for name in (neural[:1] if quick else neural)]
     jobs += [lambda r=rule, t=t: nan_row(r, t) for rule in VERIFICATIONS for t in (0.0, 1.0)]
     return jobs
 

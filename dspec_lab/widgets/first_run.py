@@ -34,7 +34,7 @@ class FirstRunState:
     gamma: int  # drafted tokens per round
     temperature: float
     seed: int = 0  # one more with each press of Run
-    max_new_tokens: int = 40
+    max_new_tokens: int = 32
 
     def __post_init__(self) -> None:
         if not self.prompt.strip():
@@ -78,7 +78,7 @@ class FirstRunPanel(Panel[FirstRunState, FirstRunResult]):
         *,
         gamma: int = 5,
         temperature: float = 0.0,
-        max_new_tokens: int = 40,
+        max_new_tokens: int = 32,
     ) -> None:
         super().__init__()
         if not drafters:

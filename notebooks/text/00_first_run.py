@@ -185,7 +185,7 @@ speed.speed_bars(rates, threads=torch.get_num_threads(), verdicts=verdict_words)
 
 # %%
 examples = {prompt.prompt_id: prompt.turns[0] for prompt in prompts}
-panel = FirstRunPanel(target, tokenizer, drafters, examples, gamma=gamma, max_new_tokens=min(max_new_tokens, 40))
+panel = FirstRunPanel(target, tokenizer, drafters, examples, gamma=gamma, max_new_tokens=min(max_new_tokens, 32))
 panel
 
 # %%

@@ -143,6 +143,8 @@ def test_long_text_wraps_inside_the_figure():
     lines = outcomes.outcome_lines(["word "] * 100 + ["x" * 250], wrap=96)
     assert all(0 <= column and column + len(text) <= 96 for line in lines for column, text, _ in line)
     assert sum(len(text) for line in lines for _, text, _ in line) == 750
+    # words are not cut, what is longer than a line is
+    assert [text for line in lines for _, text, index in line if index < 100] == ["word·"] * 100
 
 
 # accepted length

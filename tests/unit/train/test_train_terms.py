@@ -58,6 +58,8 @@ def reduced_model(target, kept=60):
 def test_the_normaliser_spares_the_tokens_that_are_not_kept(tiny_target):
     model = reduced_model(tiny_target)
     hidden = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(2))
+    # the likeliest token of position 3 is one that is not kept, of position 9 one that is
+    hidden[0, 3], hidden[1, 4] = 5 * tiny_target.head()[1], 5 * tiny_target.head()[40]
     lse = (hidden @ tiny_target.head().T).logsumexp(-1)
     index = torch.tensor([0, 3, 3, 9])
     whole, sparing = Teacher(model, hidden).law(index), Teacher(model, hidden, lse).law(index)
@@ -65,6 +67,8 @@ def test_the_normaliser_spares_the_tokens_that_are_not_kept(tiny_target):
     torch.testing.assert_close(whole.missed_N, sparing.missed_N, rtol=0, atol=1e-6)
     full = torch.softmax(hidden.flatten(0, 1)[index] @ tiny_target.head().T, -1)
     torch.testing.assert_close(whole.probs_NW, full[:, 3:63], rtol=0, atol=1e-6)
+    torch.testing.assert_close(whole.missed_N, 1 - full[:, 3:63].sum(-1), rtol=0, atol=1e-6)
+    assert sparing.top_N.tolist()[1:] == [NO_HIT, NO_HIT, 40 - 3]
     kept = full.argmax(-1) - 3
     assert whole.top_N.tolist() == [int(k) if 0 <= k < 60 else NO_HIT for k in kept]
     prepared = Teacher(model, hidden, lse)
