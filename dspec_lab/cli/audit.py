@@ -37,11 +37,11 @@ def run(args: argparse.Namespace) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from dspec_lab.bench.record import run_record
-    from dspec_lab.evaluation.drafters import BUILDERS
+    from dspec_lab.evaluation.drafters import available
     from dspec_lab.models.fetch import default_model_folder
     from dspec_lab.verifier.audit import DRAFTERS, audit, check_samples
 
-    known = tuple(dict.fromkeys((*DRAFTERS, *BUILDERS)))
+    known = tuple(dict.fromkeys((*DRAFTERS, *available())))
     names = known if args.drafters is None else drafter_list(args.drafters)
     unknown = [name for name in names if name not in known]
     if unknown or not names:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.samples is not None:
         check_samples(args.samples)
     console = text_console(args.json)
-    on_model = [name for name in names if name in BUILDERS]
+    on_model = [name for name in names if name in available()]
     folder, more = default_model_folder(), []
     if args.no_model:
         note = "the default model was left out (--no-model)"

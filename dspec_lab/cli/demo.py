@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from dspec_lab.bench.record import run_record
     from dspec_lab.config import DecodeConfig
     from dspec_lab.core.files import write_bytes
-    from dspec_lab.evaluation.drafters import BUILDERS, build_drafters
+    from dspec_lab.evaluation.drafters import available, build_drafters
     from dspec_lab.evaluation.evaluate import DTYPE_NAMES, evaluate, rows_as_dicts
     from dspec_lab.evaluation.prompts import load_prompts
     from dspec_lab.evaluation.report import NOTE, eval_table
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         for prompt in load_prompts(domain, args.samples)
     ]
     target, tokenizer = load_models(args)
-    drafters = build_drafters(tuple(BUILDERS), target, draft_model=args.draft_model)
+    drafters = build_drafters(available(), target, draft_model=args.draft_model)
     console = text_console(args.json)
     dtype = DTYPE_NAMES[str(target.dtype)]
     console.print(

@@ -34,15 +34,25 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the verb's parser to `subparsers`."""
     parser = subparsers.add_parser(
         "doctor",
-        help="check this machine: versions, speed support, model, tools",
-        description="Check this machine. Exit status 0 when the main job (dspec demo) can run, 1 when it cannot.",
+        help="check this machine, or a drafter's checkpoint",
+        description="Check this machine. Exit status 0 when the main job (dspec demo) can run, 1 when it cannot. With "
+        "a checkpoint: find faults in its files and, where the target is at hand, in how it reads it; 1 if there are.",
     )
+    parser.add_argument("checkpoint", nargs="?", metavar="CHECKPOINT", help="folder of a drafter's checkpoint")
+    parser.add_argument(
+        "--target", default="smollm2", help="the checkpoint's target: smollm2 (default) or a model folder"
+    )
+    parser.add_argument("--no-probe", action="store_true", help="do not run the checkpoint on its target")
     add_json_option(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Print every check; 0 when nothing that the main job needs is bad."""
+    if args.checkpoint is not None:
+        from dspec_lab.cli import doctor_checkpoint
+
+        return doctor_checkpoint.run(args)
     check_json_target(args.json)
     console = text_console(args.json)
     checks = [check_packages()]

@@ -16,7 +16,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="accepted length, rates and speed-up of drafters on prompts",
         description="Compare drafters with the lean plain loop. One row per drafter, benchmark and temperature.",
     )
-    parser.add_argument("--drafters", required=True, help="names, separated by commas")
+    parser.add_argument("--drafters", required=True, help="names, or NAME=CHECKPOINT, separated by commas")
     parser.add_argument("--prompts", required=True, help='a JSONL file of {"turns": [...]}, or a bundled set\'s name')
     parser.add_argument("--samples", type=int, help="use the first prompts only")
     parser.add_argument("--temperature", default="0", help="one, or several separated by commas (default: 0)")

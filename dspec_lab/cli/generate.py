@@ -24,7 +24,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("message", nargs="?", help="the user's message, or - to read it from standard input")
     parser.add_argument("--prompt", help="the same as an option, for messages that begin with a dash")
-    parser.add_argument("--drafter", default="prompt_lookup", help="a drafter's name, or none (default: prompt_lookup)")
+    parser.add_argument(
+        "--drafter", default="prompt_lookup", help="a name, NAME=CHECKPOINT, or none (default: prompt_lookup)"
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--show-rounds", action="store_true", help="show rounds and the source of each token")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
@@ -58,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     if not text.strip():
         raise ValueError("the prompt is empty")
     target, tokenizer = load_models(args)
-    drafter = None if plain else build_drafters([args.drafter], target, draft_model=args.draft_model)[args.drafter]
+    drafter = None
+    if not plain:
+        (drafter,) = build_drafters([args.drafter], target, draft_model=args.draft_model).values()
     prompt_ids = list(tokenizer(text)["input_ids"]) if args.raw else encode_chat(tokenizer, [text])
     console = text_console(args.json)
     shown = RoundPrinter(console, tokenizer) if args.show_rounds else TextPrinter(console, tokenizer, args.stop)

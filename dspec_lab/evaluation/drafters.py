@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from dspec_lab.checkpoints.drafters import open_drafter
+from dspec_lab.checkpoints.layout import CONFIG
+from dspec_lab.core.files import data_dir
 from dspec_lab.drafters.autoregressive import AutoregressiveDrafter
 from dspec_lab.drafters.lookahead import LookaheadDrafter
 from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
@@ -28,23 +32,61 @@ def shallow_drafter(target: Target) -> AutoregressiveDrafter:
     )
 
 
+# drafters with trained weights for the default target, in data/checkpoints/smollm2
+TRAINED = ("dspark", "dflash", "eagle3", "mtp", "medusa")
+
+
+def trained_folder(name: str) -> Path:
+    """Where the trained weights of a drafter for the default target lie; the folder need not exist."""
+    return data_dir() / "checkpoints" / "smollm2" / name
+
+
+def _trained(name: str) -> Callable[[Target], Drafter]:
+    return lambda target: open_drafter(trained_folder(name), target, name=name)
+
+
 BUILDERS: Mapping[str, Callable[[Target], Drafter]] = {
     "prompt_lookup": lambda target: PromptLookupDrafter(),
     "lookahead": lambda target: LookaheadDrafter(),
     "autoregressive": shallow_drafter,
+    **{name: _trained(name) for name in TRAINED},
 }
 
 
+def available() -> tuple[str, ...]:
+    """Names that can be built for the default target: all, less those whose weights are not in the data folder."""
+    return tuple(name for name in BUILDERS if name not in TRAINED or (trained_folder(name) / CONFIG).is_file())
+
+
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """`names` if each is a known drafter and none comes twice; costs nothing, so call it before loading a model."""
+    """`names` if each is a known drafter or NAME=FOLDER, and none comes twice.
+
+    FOLDER is a checkpoint, NAME is free (letters, digits, _ and -). Costs nothing, so call it before loading a model.
+    """
     if not names:
         raise ValueError("no drafter was named; known are " + ", ".join(BUILDERS))
-    for name in names:
-        if name not in BUILDERS:
-            raise ValueError(f"unknown drafter {name!r}; known are {', '.join(BUILDERS)}")
-    if len(set(names)) != len(names):
+    for given in names:
+        name, folder = split_name(given)
+        if folder is None and name not in BUILDERS:
+            raise ValueError(f"unknown drafter {name!r}; known are {', '.join(BUILDERS)}, and NAME=FOLDER")
+        if folder is None and name in TRAINED:
+            folder = trained_folder(name)
+        if folder is not None and not (folder / CONFIG).is_file():
+            raise ValueError(f"drafter {name}: {folder} is no checkpoint, it has no {CONFIG}")
+    short = [split_name(given)[0] for given in names]
+    if len(set(short)) != len(short):
         raise ValueError(f"a drafter is named twice: {', '.join(names)}")
     return tuple(names)
+
+
+def split_name(given: str) -> tuple[str, Path | None]:
+    """(name, checkpoint folder) of NAME or NAME=FOLDER."""
+    name, equals, folder = given.partition("=")
+    if not equals:
+        return name, None
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or not folder:
+        raise ValueError(f"a drafter of your own is NAME=FOLDER with a plain name, got {given!r}")
+    return name, Path(folder).expanduser()
 
 
 def build_drafters(
@@ -52,11 +94,15 @@ def build_drafters(
 ) -> dict[str, Drafter]:
     """Drafters by name for `target`. `draft_model` is a model folder or name for `autoregressive`.
 
-    Without a draft model, `autoregressive` is the target with some layers left out (lean decoders only).
+    Without a draft model, `autoregressive` is the target with some layers left out (lean decoders only). NAME=FOLDER
+    opens a checkpoint; the trained drafters' names open those in the data folder.
     """
     made: dict[str, Drafter] = {}
-    for name in check_names(names):
-        if name == "autoregressive" and draft_model is not None:
+    for given in check_names(names):
+        name, folder = split_name(given)
+        if folder is not None:
+            made[name] = open_drafter(folder, target, name=name)
+        elif name == "autoregressive" and draft_model is not None:
             from dspec_lab.models.load import load_target
 
             made[name] = AutoregressiveDrafter(load_target(str(draft_model), target.dtype, target.device))

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from dspec_lab.checkpoints.doctor import scan_checkpoint
 from dspec_lab.checkpoints.layout import build_model, write_checkpoint
 from dspec_lab.checkpoints.probe import probe_drafter, target_text
+from dspec_lab.cli.main import main
 from dspec_lab.drafters.architecture import BlockArchitecture, ChainArchitecture
 from dspec_lab.models.family import model_spec
 from dspec_lab.models.protocol import Features, Taps, TargetRows
@@ -244,3 +245,39 @@ def e2e_qwen3():
     if not folder.is_dir():
         pytest.skip("needs the fitted drafters of ../shared/reference")
     return folder
+
+
+# the command
+
+
+@pytest.fixture
+def target_folder(tmp_path):
+    folder = tmp_path / "target"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 6}))
+    return str(folder)
+
+
+def test_the_command_passes_a_sound_checkpoint(sound, target_folder, capsys):
+    assert main(["doctor", str(sound), "--target", target_folder, "--no-probe"]) == 0
+    assert "no error found" in capsys.readouterr().out
+
+
+def test_the_command_names_the_faulty_field_and_fails(sound, target_folder, tmp_path, capsys):
+    change_fields(sound, target_layer_ids=[0, 4, 2])
+    assert main(["doctor", str(sound), "--target", target_folder, "--json", str(tmp_path / "r.json")]) == 1
+    assert "target_layer_ids: [0, 4, 2] do not rise strictly" in capsys.readouterr().out
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["healthy"] is False and report["first_proposals_right"] is None
+    assert "layer_ids_order" in [finding["code"] for finding in report["findings"]]
+
+
+def test_the_command_refuses_what_is_no_checkpoint_or_no_target(sound, tmp_path, capsys):
+    for arguments, named in (
+        ([str(tmp_path / "none")], "none"),
+        ([str(tmp_path)], "config.json"),
+        ([str(sound), "--target", str(tmp_path / "t")], "--target"),
+    ):
+        assert main(["doctor", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and named in error
