@@ -1,0 +1,255 @@
+"""What a round costs: the target's time by rows sent to it, as measured, and the terms around it.
+
+Between two measured row counts the time is interpolated (`linear`) or that of the one below (`floor`, as SGLang reads
+its table). Nothing is smoothed: a step or a cliff between two probes stays where it was seen. Beyond the last probe
+the cost is infinite, so that no decision rests on what was not measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from dspec_lab.config import from_dict
+from dspec_lab.core.files import read_json, write_json
+
+FORMAT = "dspec cost table 1"
+Lookup = Literal["linear", "floor"]
+LOOKUPS: tuple[Lookup, ...] = ("linear", "floor")
+FLAT = 1.05  # a table whose dearest pass costs less than this times its cheapest one cannot trim anything
+FALL = 0.97  # a pass below this times the one with fewer rows is a fall, not noise
+SPREAD = 0.25  # (largest - median) / median of a probe's samples from which it is called noisy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostSample:
+    """One timed pass of the target."""
+
+    rows: int  # tokens sent to the target
+    context_tokens: int  # tokens that each of its requests held before
+    requests: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftCost:
+    """Seconds that drafting for a batch takes: fixed + per request that drafts + per drafted token."""
+
+    drafter: str = ""
+    fixed_s: float = 0.0
+    per_request_s: float = 0.0
+    per_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("fixed_s", "per_request_s", "per_token_s"):
+            _require_seconds(f"draft {name}", getattr(self, name))
+
+    def seconds(self, requests: int, tokens: int) -> float:
+        """Time to draft `tokens` in all for `requests` requests; nothing where none drafts."""
+        return self.fixed_s + self.per_request_s * requests + self.per_token_s * tokens if requests else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostTable:
+    """Seconds of a round. `rows` rise strictly; `seconds[i]` is the target's pass over `rows[i]` tokens."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    name: str = ""  # model and machine, for people
+    source: str = "given"  # measured, data sheet, fitted, sglang, given
+    lookup: Lookup = "linear"
+    max_rows: int = 0  # 0: the last probe
+    context_tokens: int = 0  # context at which `seconds` holds
+    context_s: float = 0.0  # more seconds per row and context token beyond that
+    fixed_s: float = 0.0  # per round, whatever its size
+    settle_per_request_s: float = 0.0  # verdict, rollback and the drafter's commit, per request
+    request_probes: tuple[int, ...] = ()  # and a term by requests, interpolated and clamped (SGLang's alpha)
+    request_s: tuple[float, ...] = ()
+    draft: DraftCost = field(default_factory=DraftCost)
+    samples: tuple[CostSample, ...] = ()
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError("the cost table is empty: it needs at least one row count with its seconds")
+        if len(self.rows) != len(self.seconds):
+            raise ValueError(f"the cost table has {len(self.rows)} row counts but {len(self.seconds)} times")
+        if self.rows[0] < 1 or any(a >= b for a, b in zip(self.rows, self.rows[1:], strict=False)):
+            raise ValueError(f"row counts must be at least 1 and rise strictly, got {list(self.rows)}")
+        for count, seconds in zip(self.rows, self.seconds, strict=True):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ValueError(f"the time of {count} rows must be above 0 and finite, got {seconds}")
+        if self.lookup not in LOOKUPS:
+            raise ValueError(f"lookup must be one of {LOOKUPS}, got {self.lookup!r}")
+        if self.max_rows and self.max_rows < self.rows[-1]:
+            raise ValueError(f"max_rows {self.max_rows} is below the last row count {self.rows[-1]}")
+        if self.lookup == "linear" and self.max_rows > self.rows[-1]:
+            raise ValueError(f"nothing to interpolate between the last row count {self.rows[-1]} and {self.max_rows}")
+        for name in ("context_s", "fixed_s", "settle_per_request_s"):
+            _require_seconds(name, getattr(self, name))
+        if len(self.request_probes) != len(self.request_s):
+            raise ValueError(f"{len(self.request_probes)} request counts but {len(self.request_s)} times")
+        if any(a >= b for a, b in zip(self.request_probes, self.request_probes[1:], strict=False)):
+            raise ValueError(f"request counts must rise strictly, got {list(self.request_probes)}")
+
+    @property
+    def last_row(self) -> int:
+        """The most rows whose cost is known."""
+        return self.max_rows or self.rows[-1]
+
+    @cached_property
+    def verify_s_N(self) -> Float[np.ndarray, " N"]:
+        """Seconds of a pass by row count: entry n for n rows, entry 0 infinite, up to `last_row`."""
+        count_N = np.arange(self.last_row + 1)
+        if self.lookup == "floor":
+            at_N = np.searchsorted(self.rows, count_N, side="right") - 1
+            found_N = np.asarray(self.seconds)[np.maximum(at_N, 0)]
+        else:
+            found_N = np.interp(count_N, self.rows, self.seconds)
+        found_N[0] = np.inf
+        return found_N
+
+    def overhead_s(self, requests: int) -> float:
+        """What a round of `requests` requests costs beside drafting and the target's pass."""
+        probed = float(np.interp(requests, self.request_probes, self.request_s)) if self.request_probes else 0.0
+        return self.fixed_s + self.settle_per_request_s * requests + probed
+
+    def round_s_N(
+        self, requests: int, most: int, *, draft_s: float = 0.0, context_tokens: float | None = None
+    ) -> Float[np.ndarray, " N"]:
+        """Seconds of a round that verifies n = 0..most drafts of `requests` requests, drafting time `draft_s` included.
+
+        Drafting has been paid for when lengths are chosen, but it is part of the round that tokens are won in.
+        `context_tokens`: mean context of the requests; None is the table's own. Infinite beyond the table's end.
+        """
+        if requests < 1 or requests > self.last_row:
+            raise ValueError(f"the cost table covers 1 to {self.last_row} rows, {requests} requests need as many")
+        found_N = np.full(most + 1, np.inf)
+        known_N = self.verify_s_N[requests : requests + most + 1]
+        found_N[: len(known_N)] = known_N + (draft_s + self.overhead_s(requests))
+        if self.context_s and context_tokens is not None:
+            beyond = max(0.0, context_tokens - self.context_tokens)
+            found_N += self.context_s * beyond * np.arange(requests, requests + most + 1)
+        return found_N
+
+    def steps_per_s(self, rows: int, requests: int = 1) -> float:
+        """SPS(B) without drafting. Ref: DSpark (arXiv:2607.05147), Algorithm 1."""
+        return 1.0 / float(self.round_s_N(requests, rows - requests)[-1])
+
+    @property
+    def flat(self) -> bool:
+        """Whether more rows cost nothing to speak of, so that a scheduler can only verify everything."""
+        return max(self.seconds) < FLAT * min(self.seconds)
+
+    def findings(self, *, need_rows: int | None = None) -> list[str]:
+        """What a reader must know of this table, in words: flat, falling, noisy, thin, too short for `need_rows`."""
+        found = []
+        if self.flat:
+            found.append(
+                f"flat: {min(self.seconds):.3g} to {max(self.seconds):.3g} s from {self.rows[0]} to {self.rows[-1]} "
+                "rows, so every draft is verified always"
+            )
+        for i in range(1, len(self.rows)):
+            if self.seconds[i] < FALL * self.seconds[i - 1]:
+                found.append(
+                    f"falls: {self.rows[i]} rows take {self.seconds[i]:.4g} s, {self.rows[i - 1]} rows "
+                    f"{self.seconds[i - 1]:.4g} s; kept as measured"
+                )
+        by_rows: dict[int, list[float]] = {}
+        for sample in self.samples:
+            by_rows.setdefault(sample.rows, []).append(sample.seconds)
+        for rows, times in sorted(by_rows.items()):
+            middle = statistics.median(times)
+            if len(times) > 2 and max(times) - middle > SPREAD * middle:
+                found.append(f"noisy: {rows} rows took {min(times):.4g} to {max(times):.4g} s")
+        if self.source == "measured" and not self.samples:
+            found.append("no raw samples: its times cannot be checked")
+        if len(self.rows) < 3:
+            found.append(f"thin: {len(self.rows)} row counts")
+        if need_rows is not None and need_rows > self.last_row:
+            found.append(f"short: ends at {self.last_row} rows, this load can send {need_rows}; the rest is left out")
+        return found
+
+    def with_draft(self, draft: DraftCost) -> CostTable:
+        """The same table with another drafter's cost."""
+        return dataclasses.replace(self, draft=draft)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready, raw samples included."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+
+def table_from_samples(samples: Sequence[CostSample], **options: Any) -> CostTable:
+    """A measured table: the median per row count at the shortest context, and the slope over longer contexts."""
+    if not samples:
+        raise ValueError("no samples: a cost table needs at least one timed pass")
+    base = min(sample.context_tokens for sample in samples)
+    by_rows: dict[int, list[float]] = {}
+    for sample in samples:
+        if sample.context_tokens == base:
+            by_rows.setdefault(sample.rows, []).append(sample.seconds)
+    rows = tuple(sorted(by_rows))
+    middle = {count: statistics.median(by_rows[count]) for count in rows}
+    slopes = [
+        (sample.seconds - middle[sample.rows]) / (sample.rows * (sample.context_tokens - base))
+        for sample in samples
+        if sample.context_tokens > base and sample.rows in middle
+    ]
+    return CostTable(
+        rows=rows,
+        seconds=tuple(middle[count] for count in rows),
+        context_tokens=base,
+        context_s=max(0.0, statistics.median(slopes)) if slopes else 0.0,
+        samples=tuple(samples),
+        **{"source": "measured", **options},
+    )
+
+
+def save_table(path: Path | str, table: CostTable) -> Path:
+    """Write `table` as JSON, whole."""
+    return write_json(path, table.as_dict())
+
+
+def load_table(path: Path | str) -> CostTable:
+    """The table in `path`, ours or SGLang's. Raises `ValueError` that names the file and what is wrong in it."""
+    from dspec_lab.scheduler.sglang_table import is_sglang, parse_sglang
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no cost table {path}; dspec profile writes one")
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is not a cost table: expected an object, got {type(values).__name__}")
+    try:
+        if is_sglang(values):
+            return parse_sglang(values, name=path.stem)
+        if values.get("format") != FORMAT:
+            raise ValueError(f"format must be {FORMAT!r}, got {values.get('format')!r}")
+        return _parse(values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _parse(values: Mapping[str, Any]) -> CostTable:
+    plain = {key: value for key, value in values.items() if key != "format"}
+    plain["draft"] = from_dict(DraftCost, plain.get("draft", {}))
+    plain["samples"] = tuple(from_dict(CostSample, sample) for sample in plain.get("samples", ()))
+    for key in ("rows", "seconds", "request_probes", "request_s"):
+        if not isinstance(plain.get(key, []), list):
+            raise ValueError(f"{key} must be a list, got {plain[key]!r}")
+        plain[key] = tuple(plain.get(key, ()))
+    return from_dict(CostTable, plain)
+
+
+def _require_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must be 0 or more and finite, got {value!r}")
