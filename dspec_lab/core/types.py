@@ -5,7 +5,7 @@ One letter, one meaning, everywhere in the package:
 `B` sequence, `T` context position, `G` draft position (gamma of them), `J` verified row (gamma + 1), `N` flattened
 token, `V` vocabulary, `D` width, `A` anchor, `L` tapped layer, `H` attention head, `K` key/value head, `S` key
 position (cached and new), `E` width of one head, `F` concatenated tapped features (L x D), `R` Markov rank,
-`M` inner width of the MLP, `1` singleton.
+`M` inner width of the MLP, `I` recorded round, `C` bin of a histogram, `X` grid point or resample, `1` singleton.
 """
 
 from __future__ import annotations

@@ -1,0 +1,130 @@
+"""Views of a drafter: with calibrated confidences, and with blocks cut where survival becomes unlikely.
+
+Both wrap the drafter, so decoding, evaluation and a batch use them without knowing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from dspec_lab.calibration.calibration import Calibration
+from dspec_lab.calibration.records import CALIBRATED_MARK, THRESHOLD_MARK
+from dspec_lab.config import SamplingConfig
+from dspec_lab.core.streams import DraftDraws
+from dspec_lab.core.types import Proposal
+from dspec_lab.drafters.protocol import Commit, Drafter, DraftSession
+from dspec_lab.models.protocol import Target
+
+
+class CalibratedDrafter:
+    """The drafter with calibrated confidences; tokens and laws are untouched. Applied once: a second time is refused.
+
+    `drafter_hash` is that of the checkpoint in use, compared where both sides know one.
+    """
+
+    def __init__(self, drafter: Drafter, calibration: Calibration, *, drafter_hash: str | None = None) -> None:
+        if isinstance(drafter, (CalibratedDrafter, ThresholdDrafter)) or CALIBRATED_MARK in drafter.name:
+            raise ValueError(f"{drafter.name} is calibrated or cut already: calibrate once, before any threshold")
+        origin = calibration.provenance
+        if drafter.name != origin.drafter:
+            raise ValueError(f"the calibration was fitted for the drafter {origin.drafter!r}, not {drafter.name!r}")
+        if None not in (drafter_hash, origin.drafter_hash) and drafter_hash != origin.drafter_hash:
+            raise ValueError(
+                f"the calibration was fitted for other weights of {drafter.name!r} "
+                f"(sha256 {str(origin.drafter_hash)[:12]}, here {str(drafter_hash)[:12]})"
+            )
+        self.inner, self.calibration = drafter, calibration
+        self.name = f"{drafter.name}{CALIBRATED_MARK}"
+        self.taps = drafter.taps
+        self.max_gamma: int | None = min(drafter.max_gamma or calibration.gamma, calibration.gamma)
+
+    def start(self, target: Target, *, capacity: int) -> CalibratedSession:
+        """A session of the drafter, seen through the calibration."""
+        return CalibratedSession(self.inner.start(target, capacity=capacity), self.calibration)
+
+
+class CalibratedSession:
+    """One request's drafting state; `propose` calibrates."""
+
+    def __init__(self, inner: DraftSession, calibration: Calibration) -> None:
+        self._inner, self._calibration = inner, calibration
+
+    def commit(self, commit: Commit) -> None:
+        """Passed on."""
+        self._inner.commit(commit)
+
+    def propose(self, gamma: int, sampling: SamplingConfig, draws: DraftDraws) -> Proposal:
+        """The drafter's proposal with calibrated confidences."""
+        proposal = self._inner.propose(gamma, sampling, draws)
+        if not proposal.gamma:
+            return proposal
+        raw_1G = np.array([_confidences(proposal)])
+        return replace(proposal, confidence_G=tuple(self._calibration.confidences(raw_1G)[0].tolist()))
+
+
+class ThresholdDrafter:
+    """The drafter with its block cut before the first draft whose survival, prod_{i<=k} c_i, lies below `threshold`.
+
+    The output law stays the target's: c_k is a function of the drafts before k alone, so whether k is verified does
+    not depend on x_k. A drafter whose c_k has seen x_k must not be used here.
+    """
+
+    def __init__(self, drafter: Drafter, threshold: float) -> None:
+        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+            raise ValueError(f"the confidence threshold must lie in 0..1, got {threshold!r}")
+        self.inner, self.threshold = drafter, float(threshold)
+        self.name = f"{drafter.name}{THRESHOLD_MARK}{threshold:g}"
+        self.taps, self.max_gamma = drafter.taps, drafter.max_gamma
+
+    def start(self, target: Target, *, capacity: int) -> ThresholdSession:
+        """A session of the drafter that cuts."""
+        return ThresholdSession(self.inner.start(target, capacity=capacity), self.threshold)
+
+
+class ThresholdSession:
+    """One request's drafting state; `propose` cuts."""
+
+    def __init__(self, inner: DraftSession, threshold: float) -> None:
+        self._inner, self._threshold = inner, threshold
+
+    def commit(self, commit: Commit) -> None:
+        """Passed on."""
+        self._inner.commit(commit)
+
+    def propose(self, gamma: int, sampling: SamplingConfig, draws: DraftDraws) -> Proposal:
+        """The drafter's proposal up to the first unlikely draft; it may be empty."""
+        proposal = self._inner.propose(gamma, sampling, draws)
+        if not proposal.gamma:
+            return proposal
+        return proposal.prefix(kept_length(_confidences(proposal), self._threshold))
+
+
+def kept_length(confidence_G: tuple[float, ...], threshold: float) -> int:
+    """Drafts before the first whose survival lies below `threshold`. It looks at nothing behind that one."""
+    chance = 1.0
+    for k, confidence in enumerate(confidence_G):
+        chance *= confidence
+        if chance < threshold:
+            return k
+    return len(confidence_G)
+
+
+def _confidences(proposal: Proposal) -> tuple[float, ...]:
+    if proposal.confidence_G is None:
+        raise ValueError("the drafter gives no confidences: it has no confidence head")
+    return proposal.confidence_G
+
+
+def dress_drafter(
+    drafter: Drafter,
+    *,
+    calibration: Calibration | None = None,
+    threshold: float | None = None,
+    drafter_hash: str | None = None,
+) -> Drafter:
+    """The drafter, calibrated and then cut, as far as asked for."""
+    if calibration is not None:
+        drafter = CalibratedDrafter(drafter, calibration, drafter_hash=drafter_hash)
+    return drafter if threshold is None else ThresholdDrafter(drafter, threshold)
