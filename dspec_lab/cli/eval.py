@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dspec_lab.cli.options import add_decode_options, add_target_options, decode_config, drafter_list, load_models
+from dspec_lab.cli.options import (
+    add_confidence_options,
+    add_decode_options,
+    add_target_options,
+    check_confidence,
+    decode_config,
+    dressed,
+    drafter_list,
+    load_models,
+)
 from dspec_lab.cli.output import add_json_option, check_json_target, text_console, write_result
 
 
@@ -25,6 +34,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--trace", metavar="FILE", help="also record rounds, with laws and entropies, to a Parquet file"
     )
     add_decode_options(parser, max_new_tokens=128)
+    add_confidence_options(parser)
     add_target_options(parser)
     add_json_option(parser)
     return parser
@@ -32,6 +42,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked, then load, then run. 1 if a text differs from plain decoding's."""
+    from dataclasses import asdict
     from pathlib import Path
 
     from dspec_lab.bench.record import run_record
@@ -40,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_json_target(args.json)
     names = check_names(drafter_list(args.drafters))
+    calibration = check_confidence(args, names)
     configs = [decode_config(args, temperature=value) for value in temperatures(args.temperature)]
     if args.repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {args.repeats}")
@@ -47,11 +59,12 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--trace {args.trace}: there is no folder {Path(args.trace).parent}")
     prompts = load_prompts(args.prompts, args.samples)
     target, tokenizer = load_models(args)
-    drafters = build_drafters(names, target, draft_model=args.draft_model)
+    drafters = dressed(build_drafters(names, target, draft_model=args.draft_model), names, args, calibration)
 
     from rich.progress import Progress
 
     from dspec_lab.evaluation.evaluate import DTYPE_NAMES, evaluate, rows_as_dicts
+    from dspec_lab.evaluation.paired import paired_rows, paired_table
     from dspec_lab.evaluation.report import NOTE, eval_table
 
     console = text_console(args.json)
@@ -70,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
             )
     console.print(eval_table(rows, f"{target.name}, {DTYPE_NAMES[str(target.dtype)]}"))
     console.print(NOTE)
+    pairs = paired_rows(rows)
+    if pairs:
+        console.print(paired_table(pairs))
     if traces is not None:
         from dspec_lab.verifier.trace import write_trace
 
@@ -82,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
         {**settings, "repeats": args.repeats, "row_ops": row_ops_name(target)},
         args.seed, dtype=DTYPE_NAMES[str(target.dtype)], model=target.name,
     )  # fmt: skip
-    write_result(args.json, {"rows": rows_as_dicts(rows), "run": record})
+    paired = [asdict(row) | {"settled": row.settled} for row in pairs]
+    write_result(args.json, {"rows": rows_as_dicts(rows), "paired": paired, "run": record})
     return 1 if any(row.outputs_equal_plain is False for row in rows) else 0
 
 

@@ -52,6 +52,8 @@ class EvalRow:
     dtype: str
     outputs_equal_plain: Verdict  # None above temperature 0
     max_flip_gap: float | None
+    # per prompt that had a round: (committed tokens, rounds), for paired comparisons
+    by_prompt: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -167,7 +169,8 @@ def _row(
             for task, a, b in zip(tasks, plain.by_repeat[0], first, strict=True)
         ]
         equal = verdict(first, flips)
-    low, high = _interval(tasks, first)
+    counts = _by_prompt(tasks, first)
+    low, high = _interval(counts)
     ratios = [
         runs.tokens_per_s(r) / plain.tokens_per_s(r) if plain.tokens_per_s(r) else 1.0
         for r in range(len(runs.by_repeat))
@@ -204,20 +207,23 @@ def _row(
         dtype=DTYPE_NAMES.get(str(target.dtype), str(target.dtype)),
         outputs_equal_plain=equal,
         max_flip_gap=largest_gap(flips),
+        by_prompt=counts,
     )
 
 
-def _interval(tasks: list[Task], runs: list[Generation]) -> tuple[float | None, float | None]:
-    committed: dict[str, int] = {}
-    rounds: dict[str, int] = {}
+def _by_prompt(tasks: list[Task], runs: list[Generation]) -> dict[str, tuple[int, int]]:
+    counts: dict[str, tuple[int, int]] = {}
     for task, run in zip(tasks, runs, strict=True):
-        key = task.prompt.prompt_id
-        committed[key] = committed.get(key, 0) + run.num_committed
-        rounds[key] = rounds.get(key, 0) + len(run.rounds)
-    used = [key for key in rounds if rounds[key]]
-    if len(used) < 2:
+        committed, rounds = counts.get(task.prompt.prompt_id, (0, 0))
+        if run.rounds:
+            counts[task.prompt.prompt_id] = (committed + run.num_committed, rounds + len(run.rounds))
+    return counts
+
+
+def _interval(counts: Mapping[str, tuple[int, int]]) -> tuple[float | None, float | None]:
+    if len(counts) < 2:
         return None, None
-    interval = pooled_ratio_interval([committed[key] for key in used], [rounds[key] for key in used])
+    interval = pooled_ratio_interval([c for c, _ in counts.values()], [r for _, r in counts.values()])
     return interval.low, interval.high
 
 
