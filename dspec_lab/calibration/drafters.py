@@ -21,20 +21,13 @@ from dspec_lab.models.protocol import Target
 class CalibratedDrafter:
     """The drafter with calibrated confidences; tokens and laws are untouched. Applied once: a second time is refused.
 
-    `drafter_hash` is that of the checkpoint in use, compared where both sides know one.
+    `drafter_hash` is that of the checkpoint in use: where both sides know one it must agree, elsewhere the name.
     """
 
     def __init__(self, drafter: Drafter, calibration: Calibration, *, drafter_hash: str | None = None) -> None:
         if isinstance(drafter, (CalibratedDrafter, ThresholdDrafter)) or CALIBRATED_MARK in drafter.name:
             raise ValueError(f"{drafter.name} is calibrated or cut already: calibrate once, before any threshold")
-        origin = calibration.provenance
-        if drafter.name != origin.drafter:
-            raise ValueError(f"the calibration was fitted for the drafter {origin.drafter!r}, not {drafter.name!r}")
-        if None not in (drafter_hash, origin.drafter_hash) and drafter_hash != origin.drafter_hash:
-            raise ValueError(
-                f"the calibration was fitted for other weights of {drafter.name!r} "
-                f"(sha256 {str(origin.drafter_hash)[:12]}, here {str(drafter_hash)[:12]})"
-            )
+        refuse_other_drafter(calibration, drafter.name, drafter_hash)
         self.inner, self.calibration = drafter, calibration
         self.name = f"{drafter.name}{CALIBRATED_MARK}"
         self.taps = drafter.taps
@@ -43,6 +36,19 @@ class CalibratedDrafter:
     def start(self, target: Target, *, capacity: int) -> CalibratedSession:
         """A session of the drafter, seen through the calibration."""
         return CalibratedSession(self.inner.start(target, capacity=capacity), self.calibration)
+
+
+def refuse_other_drafter(calibration: Calibration, name: str, drafter_hash: str | None = None) -> None:
+    """Raise `ValueError` unless the calibration was fitted for this drafter: by weights if known, else by name."""
+    origin = calibration.provenance
+    if drafter_hash is not None and origin.drafter_hash is not None:
+        if drafter_hash != origin.drafter_hash:
+            raise ValueError(
+                f"the calibration was fitted for other weights than those of {name!r} "
+                f"(sha256 {origin.drafter_hash[:12]}, here {drafter_hash[:12]})"
+            )
+    elif name != origin.drafter:
+        raise ValueError(f"the calibration was fitted for the drafter {origin.drafter!r}, not for {name!r}")
 
 
 class CalibratedSession:

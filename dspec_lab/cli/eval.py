@@ -11,8 +11,8 @@ from dspec_lab.cli.options import (
     add_target_options,
     check_confidence,
     decode_config,
-    dressed,
     drafter_list,
+    dressed,
     load_models,
 )
 from dspec_lab.cli.output import add_json_option, check_json_target, text_console, write_result

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dspec_lab.cli.options import add_decode_options, add_target_options, decode_config, load_models
+from dspec_lab.cli.options import (
+    add_confidence_options,
+    add_decode_options,
+    add_target_options,
+    check_confidence,
+    decode_config,
+    dressed,
+    load_models,
+)
 from dspec_lab.cli.output import add_json_option, check_json_target, text_console, write_result
 
 STYLES = {"draft": "green", "replacement": "bold red", "bonus": "bold cyan", "prefill": "dim", "plain": ""}
@@ -33,6 +41,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
     parser.add_argument("--ignore-eos", action="store_true", help="go on past end tokens")
     add_decode_options(parser, max_new_tokens=256)
+    add_confidence_options(parser)
     add_target_options(parser)
     add_json_option(parser)
     return parser
@@ -51,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     plain = args.drafter == "none"
     if not plain:
         check_names([args.drafter])
+    calibration = check_confidence(args, [args.drafter])
     config = decode_config(
         args, temperature=args.temperature, stop_strings=tuple(args.stop), ignore_eos=args.ignore_eos
     )
@@ -62,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     target, tokenizer = load_models(args)
     drafter = None
     if not plain:
-        (drafter,) = build_drafters([args.drafter], target, draft_model=args.draft_model).values()
+        built = build_drafters([args.drafter], target, draft_model=args.draft_model)
+        (drafter,) = dressed(built, [args.drafter], args, calibration).values()
     prompt_ids = list(tokenizer(text)["input_ids"]) if args.raw else encode_chat(tokenizer, [text])
     console = text_console(args.json)
     shown = RoundPrinter(console, tokenizer) if args.show_rounds else TextPrinter(console, tokenizer, args.stop)

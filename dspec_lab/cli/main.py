@@ -21,6 +21,7 @@ VERBS = (
     ("eval", "accepted length, rates and speed-up of drafters on prompts"),
     ("audit", "test that decoding is lossless"),
     ("train", "train a drafter on the target's responses"),
+    ("calibrate", "fit a drafter's confidences to what was accepted"),
     ("bench", "time the decoding loop"),
     ("notebooks", "run, check and list the notebooks"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dspec_lab.config import VERIFICATIONS, DecodeConfig
@@ -60,3 +61,64 @@ def load_models(args: argparse.Namespace) -> tuple[Any, Any]:
     torch.set_num_threads(threads)
     target = load_target(args.target, parse_dtype(args.dtype, args.device), args.device)
     return target, load_tokenizer(args.target)
+
+
+def add_confidence_options(parser: argparse.ArgumentParser) -> None:
+    """What to do with a drafter's confidences: calibrate them, cut the block by them."""
+    group = parser.add_argument_group("confidence")
+    group.add_argument("--calibration", metavar="FILE", help="calibrate confidences with this file of dspec calibrate")
+    group.add_argument(
+        "--confidence-threshold", type=float, metavar="C",
+        help="cut a block before the first draft whose survival is below C (default: whole blocks)",
+    )  # fmt: skip
+
+
+def check_confidence(args: argparse.Namespace, names: Sequence[str]) -> Any:
+    """The calibration of parsed options, or None. Checked before a model is loaded; a file nobody uses is refused."""
+    threshold = args.confidence_threshold
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ValueError(f"the confidence threshold must lie in 0..1, got {threshold}")
+    if args.calibration is None:
+        return None
+    from dspec_lab.calibration.calibration import load_calibration
+
+    calibration = load_calibration(args.calibration)
+    if not any(fits(calibration, name) for name in names):
+        wanted = calibration.provenance.drafter
+        raise ValueError(f"{args.calibration} was fitted for the drafter {wanted!r}, not for {', '.join(names)}")
+    return calibration
+
+
+def fits(calibration: Any, given: str) -> bool:
+    """Whether a drafter named NAME or NAME=FOLDER is the one that the calibration was fitted for."""
+    from dspec_lab.calibration.drafters import refuse_other_drafter
+
+    try:
+        refuse_other_drafter(calibration, given.partition("=")[0], weights_hash(calibration, given))
+    except ValueError:
+        return False
+    return True
+
+
+def weights_hash(calibration: Any, given: str) -> str | None:
+    """sha256 of the weights behind NAME or NAME=FOLDER, where the calibration has one to compare with."""
+    from dspec_lab.calibration.calibration import checkpoint_hash
+    from dspec_lab.evaluation.drafters import TRAINED, split_name, trained_folder
+
+    name, folder = split_name(given)
+    if folder is None and name in TRAINED:
+        folder = trained_folder(name)
+    return None if folder is None or calibration.provenance.drafter_hash is None else checkpoint_hash(folder)
+
+
+def dressed(drafters: Mapping[str, Any], names: Sequence[str], args: argparse.Namespace, calibration: Any) -> dict:
+    """The drafters as the options want them; a changed one goes by its new name. `names` are in their order."""
+    from dspec_lab.calibration.drafters import dress_drafter
+
+    made = {}
+    for (name, drafter), given in zip(drafters.items(), names, strict=True):
+        mine = calibration if calibration is not None and fits(calibration, given) else None
+        known = None if mine is None else weights_hash(mine, given)
+        new = dress_drafter(drafter, calibration=mine, threshold=args.confidence_threshold, drafter_hash=known)
+        made[name if new is drafter else new.name] = new
+    return made
