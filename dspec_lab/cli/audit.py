@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from dspec_lab.bench.record import run_record
     from dspec_lab.evaluation.drafters import available
     from dspec_lab.models.fetch import default_model_folder
+    from dspec_lab.scheduler.batch import audit_policies
     from dspec_lab.verifier.audit import DRAFTERS, audit, check_samples
 
     known = tuple(dict.fromkeys((*DRAFTERS, *available())))
@@ -67,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         task = bar.add_task("audit")
         report = audit(
             drafters=[name for name in names if name in DRAFTERS],
+            policies=audit_policies(),
             more=more,
             seed=args.seed,
             samples=args.samples,

@@ -246,7 +246,8 @@ def _parse(values: Mapping[str, Any]) -> CostTable:
     for key in ("rows", "seconds", "request_probes", "request_s"):
         if not isinstance(plain.get(key, []), list):
             raise ValueError(f"{key} must be a list, got {plain[key]!r}")
-        plain[key] = tuple(plain.get(key, ()))
+        kind = float if key in ("seconds", "request_s") else int
+        plain[key] = tuple(kind(value) for value in plain.get(key, ()))
     return from_dict(CostTable, plain)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -45,6 +45,7 @@ class RoundView:
         return len(self.lens_B)
 
 
+@runtime_checkable
 class Policy(Protocol):
     """How long each request's verified prefix is."""
 

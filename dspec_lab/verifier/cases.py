@@ -22,7 +22,8 @@ from dspec_lab.verifier.known_law import Sequences, known_law
 from dspec_lab.verifier.request import Decide, Request
 from dspec_lab.verifier.tree import generate_tree
 
-# how many drafts of a proposal are verified, from what is known before they are drawn
+# how many drafts of a proposal are verified, from what is known before they are drawn; one that remembers rounds has
+# `fresh()`, which gives it anew for each text
 Policy = Callable[[Proposal], int]
 
 
@@ -63,6 +64,7 @@ class AuditCase:
         request = Request(
             self.target, self.drafter, self.prompt_ids, self.config, chooser, decide_with=self.decide_with
         )
+        policy = policy.fresh() if hasattr(policy, "fresh") else policy
         request.begin()
         while not request.ended:
             feed = request.next_rows()
@@ -204,11 +206,6 @@ def with_confidence(drafter: Drafter) -> Drafter:
     return ChangedDrafter(drafter, propose, name=drafter.name)
 
 
-def _leading(proposal: Proposal, threshold: float) -> int:
-    confident = [c >= threshold for c in proposal.confidence_G or ()]
-    return confident.index(False) if False in confident else len(confident)
-
-
 # steps per second of a target for 1, 2, 3, 4 rows, against 1 row's
 STEP_RATES = (1.0, 0.6, 0.52, 0.5)
 
@@ -221,20 +218,6 @@ def gains(proposal: Proposal) -> list[float]:
         expected += survival
         found.append(expected * rate)
     return found
-
-
-def early_stop(proposal: Proposal) -> int:
-    """Verified drafts up to the first that does not raise the gain. Ref: DSpark (arXiv:2607.05147), Algorithm 1."""
-    found = gains(proposal)
-    return next((k for k in range(len(found) - 1) if found[k + 1] <= found[k]), len(found) - 1)
-
-
-# Legal policies: whether draft k is verified depends on drafts before k alone.
-POLICIES: Mapping[str, Policy] = {
-    "one draft": lambda proposal: min(1, proposal.gamma),
-    "threshold 0.7": lambda proposal: _leading(proposal, 0.7),
-    "early stop": early_stop,
-}
 
 
 TABLE_DRAFTERS: Mapping[str, Callable[[Scenario], Drafter]] = {

@@ -14,7 +14,6 @@ from dspec_lab.core.types import Generation
 from dspec_lab.drafters.protocol import Drafter
 from dspec_lab.verifier.audit_report import AuditRow, Outcome, Seen
 from dspec_lab.verifier.cases import (
-    POLICIES,
     SAMPLERS,
     TABLE_DRAFTERS,
     AuditCase,
@@ -270,7 +269,7 @@ def exact_rows(
         for sampler in samplers:
             for rule in VERIFICATIONS:
                 jobs.append(lambda n=name, m=make, s=sampler, r=rule: table_row(n, m, s, r, quick))
-    for name, policy in {**POLICIES, **policies}.items():
+    for name, policy in policies.items():
         jobs += [lambda n=name, p=policy, r=rule: policy_row(n, p, r) for rule in rules]
     neural = [name for name in NEURAL_DRAFTERS if name in drafters]
     if neural:

@@ -1,0 +1,200 @@
+"""Scheduling is lossless: no policy looks at the token it decides on, and the output law is exactly the target's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dspec_lab.config import DecodeConfig, SamplingConfig
+from dspec_lab.core.streams import Chooser
+from dspec_lab.core.types import Proposal
+from dspec_lab.drafters.autoregressive import AutoregressiveDrafter
+from dspec_lab.models.toy import TableTarget
+from dspec_lab.scheduler.batch import BatchScheduler, ProposalPolicy, audit_policies
+from dspec_lab.scheduler.bellman import ConfidenceChain, solve
+from dspec_lab.scheduler.cost_table import CostTable, DraftCost
+from dspec_lab.scheduler.policies import (
+    Delayed,
+    EarlyStop,
+    FixedLength,
+    FullBlock,
+    Oracle,
+    Retrospective,
+    RoundView,
+    StaticThreshold,
+)
+from dspec_lab.verifier.cases import ChangedDrafter, with_confidence
+from dspec_lab.verifier.enumerate import max_deviation, output_law
+from dspec_lab.verifier.exact_audit import SAMPLERS, exact_law, scenario_named
+from dspec_lab.verifier.known_law import known_law
+from dspec_lab.verifier.request import Request
+
+# the paper's counterexample: steps per second for 1, 2, 3 rows
+COUNTEREXAMPLE = CostTable(rows=(1, 2, 3), seconds=(1.0, 1 / 0.5, 1 / 0.45))
+JAGGED = CostTable(rows=(1, 3, 4, 6, 7, 40), seconds=(0.010, 0.012, 0.020, 0.021, 0.030, 0.060))
+CHAIN = ConfidenceChain(np.array([0.4, 0.9]), np.array([0.3, 0.7]), np.tile([[0.6, 0.4], [0.2, 0.8]], (3, 1, 1)))
+LEGAL = {
+    policy.name: policy
+    for policy in (
+        FullBlock(), FixedLength(0), FixedLength(2), StaticThreshold(0.5), StaticThreshold(0.6, on="confidence"),
+        EarlyStop(JAGGED), Delayed(JAGGED),
+    )
+}  # fmt: skip
+BELLMAN = solve(CHAIN, JAGGED.round_s_N(1, 4))
+LEAKING = {"retrospective": Retrospective(JAGGED), "oracle": Oracle()}
+# few levels, so that ties and certain drafts are common
+CHANCES = np.array([0.0, 0.5, 0.8, 0.95, 1.0])
+CASES = 600
+
+
+def two_rounds(rng: np.random.Generator, B: int) -> tuple[RoundView, RoundView, int, int]:
+    """A round, the same with another outcome behind draft k of one request, that request, and k."""
+    G = 4
+    request, k = int(rng.integers(B)), int(rng.integers(1, G + 1))
+    now_BG, past_BG, later_BG = rng.choice(CHANCES, (3, B, G), p=[0.1, 0.2, 0.2, 0.3, 0.2])
+    # what the token at k decides: the confidences behind it, whether the drafter goes on, what is accepted
+    changed_BG = now_BG.copy()
+    changed_BG[request, k:] = later_BG[request, k:]
+    lens_B, accepted_B = rng.integers(1, G + 1, B), rng.integers(0, G + 1, B)
+    lens_B[request] = rng.integers(k, G + 1)
+    other_lens_B, other_accepted_B = lens_B.copy(), accepted_B.copy()
+    other_lens_B[request], other_accepted_B[request] = rng.integers(k, G + 1), rng.integers(0, G + 1)
+    view = RoundView(survival_BG=now_BG.cumprod(1), lens_B=lens_B, past_BG=past_BG.cumprod(1), accepted_B=accepted_B)
+    other = replace(view, survival_BG=changed_BG.cumprod(1), lens_B=other_lens_B, accepted_B=other_accepted_B)
+    return view, other, request, k
+
+
+def count_leaks(policy, *, most_requests: int) -> int:
+    """Cases in which the decision on a draft changes with what lies behind it."""
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(CASES):
+        view, other, request, k = two_rounds(rng, int(rng.integers(1, most_requests + 1)))
+        found += bool((policy.lengths(view)[request] >= k) != (policy.lengths(other)[request] >= k))
+    return found
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_no_decision_depends_on_what_lies_behind_the_draft(name):
+    assert LEGAL[name].lossless
+    assert count_leaks(LEGAL[name], most_requests=4) == 0
+
+
+def test_the_bellman_rule_does_not_either():
+    assert BELLMAN.lossless and count_leaks(BELLMAN, most_requests=1) == 0
+
+
+@pytest.mark.parametrize("name", LEAKING)
+def test_the_check_sees_policies_that_leak(name):
+    assert not LEAKING[name].lossless
+    assert count_leaks(LEAKING[name], most_requests=4) > CASES / 100
+
+
+@pytest.mark.parametrize("name", audit_policies())
+def test_texts_have_exactly_the_targets_law(name):
+    scenario, sampling = scenario_named("confidence varies"), SAMPLERS["T=1"]
+    drafter = with_confidence(AutoregressiveDrafter(scenario.draft))
+    found, seen = exact_law(replace(scenario.case(drafter, sampling), policy=audit_policies()[name]))
+    assert max_deviation(found, scenario.law(sampling))[0] < 1e-12
+    assert name == "fixed-0" or (seen.accepted and seen.rejected)
+
+
+def first_token(policy) -> dict[int, float]:
+    """The law of the first token of a round on the paper's counterexample: A, B = 0, 1."""
+    target = TableTarget(torch.tensor([[0.7, 0.3]] * 2, dtype=torch.float64))
+    draft = TableTarget(torch.tensor([[0.5, 0.5]] * 2, dtype=torch.float64))
+
+    def told(session, gamma, sampling, draws) -> Proposal:
+        proposal = session.propose(gamma, sampling, draws)
+        c_2 = 0.9 if proposal.token_ids[0] == 0 else 0.0
+        return replace(proposal, confidence_G=(0.8, c_2)[: proposal.gamma])
+
+    drafter = ChangedDrafter(AutoregressiveDrafter(draft), told, name="told")
+    config = DecodeConfig(gamma=2, temperature=1.0, max_new_tokens=4)
+
+    def run(chooser: Chooser) -> int:
+        request = Request(target, drafter, (0,), config, chooser)
+        request.begin()
+        feed = request.next_rows()
+        request.limit(ProposalPolicy(policy)(request.proposal))
+        request.take(request.session.extend(feed[: 1 + request.proposal.gamma]))
+        return request.result.token_ids[1]
+
+    return output_law(run)
+
+
+def test_the_papers_counterexample():
+    wrong, right = first_token(Retrospective(COUNTEREXAMPLE)), first_token(EarlyStop(COUNTEREXAMPLE))
+    assert wrong == pytest.approx({0: 0.85, 1: 0.15}, abs=1e-12)
+    assert right == pytest.approx({0: 0.7, 1: 0.3}, abs=1e-12)
+    assert first_token(Delayed(COUNTEREXAMPLE)) == pytest.approx({0: 0.7, 1: 0.3}, abs=1e-12)
+    # and without the real loop: x_1 = A is always accepted; after x_1 = B nothing is verified and the target draws anew
+    view = RoundView(survival_BG=np.array([[0.8, 0.72]]), lens_B=np.array([2]))
+    other = RoundView(survival_BG=np.array([[0.8, 0.0]]), lens_B=np.array([2]))
+    assert Retrospective(COUNTEREXAMPLE).lengths(view).tolist() == [2]
+    assert Retrospective(COUNTEREXAMPLE).lengths(other).tolist() == [0]
+    assert 0.5 + 0.5 * 0.7 == pytest.approx(0.85)
+
+
+class _Numbered:
+    """One request's part of a shared chooser: its rounds are set apart from the other requests'."""
+
+    def __init__(self, inner: Chooser, request: int) -> None:
+        self._inner, self._base = inner, request * 2**50
+
+    def categorical(self, purpose, round_index, slot, probs_V):
+        return self._inner.categorical(purpose, self._base + round_index, slot, probs_V)
+
+    def bernoulli(self, purpose, round_index, slot, prob):
+        return self._inner.bernoulli(purpose, self._base + round_index, slot, prob)
+
+
+# 2 rows for two requests, up to 6 with their drafts: dear at first, then nearly free
+SHARED = CostTable(
+    rows=(1, 2, 3, 4, 5, 6), seconds=(0.7, 1.0, 1.37, 1.9, 1.95, 2.0), draft=DraftCost(per_request_s=0.001)
+)
+
+
+def joint_deviation(policy, *, gate: bool) -> tuple[float, set[tuple[int, ...]]]:
+    """How far the joint law of two requests' texts is from the product of the target's laws; the lengths met."""
+    probs = TableTarget.random(2, order=2, seed=3).probs
+    probs[0] = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)  # the first token is certain: fewer paths
+    target = TableTarget(probs)
+    weights = torch.tensor([[5.0, 5.0], [9.0, 1.0]], dtype=torch.float64)
+    drafter = with_confidence(AutoregressiveDrafter(TableTarget(weights / weights.sum(-1, keepdim=True))))
+    config = DecodeConfig(gamma=2, temperature=1.0, max_new_tokens=4)
+    met = set()
+
+    def run(chooser: Chooser) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        scheduler = BatchScheduler(policy, gamma=2, table=SHARED, gate=gate)
+        requests = [Request(target, drafter, (i,), config, _Numbered(chooser, i)) for i in range(2)]
+        for request in requests:
+            request.begin()
+        while active := [request for request in requests if not request.ended]:
+            feeds = [request.next_rows() for request in active]
+            lengths = scheduler(active)
+            met.add(tuple(lengths))
+            for request, feed, length in zip(active, feeds, lengths, strict=True):
+                request.limit(length)
+                request.take(request.session.extend(feed[: 1 + length]))
+        return tuple(tuple(request.result.token_ids) for request in requests)
+
+    found = output_law(run)
+    laws = [known_law(target, (i,), 4, SamplingConfig(temperature=1.0)) for i in range(2)]
+    wanted = {(a, b): laws[0][a] * laws[1][b] for a in laws[0] for b in laws[1]}
+    return max_deviation(found, wanted)[0], met
+
+
+@pytest.mark.parametrize(
+    ("policy", "gate"), [(EarlyStop(SHARED), False), (Delayed(SHARED), True)], ids=["early-stop", "delayed, gated"]
+)
+def test_two_requests_that_share_a_budget_keep_the_product_of_their_laws(policy, gate):
+    gap, met = joint_deviation(policy, gate=gate)
+    assert gap < 1e-12 and len(met) > 2, met
+
+
+def test_the_joint_check_sees_a_leak():
+    gap, _ = joint_deviation(replace(Retrospective(SHARED), lossless=True), gate=False)
+    assert gap > 1e-3
