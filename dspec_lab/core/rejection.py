@@ -48,6 +48,17 @@ def residual_probs(target_NV: Float[Tensor, "N V"], draft_NV: Float[Tensor, "N V
     return torch.where(mass_N1 > RESIDUAL_FLOOR, left_NV / mass_N1.clamp_min(RESIDUAL_FLOOR), target_NV)
 
 
+def accept_chance(p_t: float, p_d: float) -> float:
+    """`accept_probs` of one token, from its two probabilities."""
+    return min(1.0, p_t / max(p_d, DRAFT_FLOOR))
+
+
+def residual_weights(target_V: Float[Tensor, " V"], draft_V: Float[Tensor, " V"]) -> Float[Tensor, " V"]:
+    """One row of `residual_probs`, not normalised: a draw needs no more."""
+    left_V = (target_V - draft_V).clamp_min_(0)
+    return left_V if float(left_V.sum()) > RESIDUAL_FLOOR else target_V
+
+
 class LazyLaw:
     """Rows of the target's law, made when asked for: most rounds need only the rows up to the first rejection."""
 
@@ -122,18 +133,16 @@ def _verify_tokens(target_probs_JV: TargetRowsLaw, proposal: Proposal, chooser: 
         if proposal.draft_probs_GV is None:
             accept = p_t
         else:
-            draft_V = proposal.draft_probs_GV[k].to(target_V)
-            id_11 = torch.tensor([[token]], device=target_V.device)
-            accept = float(accept_probs(target_V[None, None], draft_V[None, None], id_11))
+            accept = accept_chance(p_t, float(proposal.draft_probs_GV[k, token]))
         if not chooser.bernoulli("accept", round_index, k, accept):
             if proposal.draft_probs_GV is None:
                 # the residual of a one-hot q is p without the token; a draw needs no normalising
                 residual_V = target_V.clone()
                 residual_V[token] = 0.0
-                if not bool(residual_V.any()):
+                if not float(residual_V.amax()) > 0:
                     residual_V = target_V
             else:
-                residual_V = residual_probs(target_V[None], draft_V[None])[0]
+                residual_V = residual_weights(target_V, proposal.draft_probs_GV[k].to(target_V))
             return Verdict(k, chooser.categorical("replacement", round_index, 0, residual_V))
     return Verdict(proposal.gamma, chooser.categorical("bonus", round_index, 0, target_probs_JV[proposal.gamma]))
 

@@ -9,6 +9,9 @@ purpose: reusing the noise of a discarded draft in a later round would condition
 from __future__ import annotations
 
 import hashlib
+import math
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -18,6 +21,9 @@ from torch import Tensor
 
 Purpose = Literal["draft", "accept", "replacement", "bonus", "plain"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+
+# a draw goes through the masses of blocks of this many tokens, then through one block
+CDF_BLOCK = 256
 
 
 @runtime_checkable
@@ -36,17 +42,28 @@ class Chooser(Protocol):
 def inverse_cdf(probs_V: Float[Tensor, " V"], uniform: float) -> int:
     """The first token whose cumulative mass exceeds `uniform` times the total; never a token without mass.
 
-    The sum runs in float64: with 24 bits, tokens rarer than 6e-8 of a large vocabulary would never come.
+    The sums run in float64: with 24 bits, tokens rarer than 6e-8 of a large vocabulary would never come. Blocks are
+    summed first and only the one that holds the token is gone through, in a fixed order whatever the thread count.
     """
-    cdf_V = probs_V.double().cumsum(0)
-    total = float(cdf_V[-1])
-    if not total > 0 or not np.isfinite(total):
+    vocab = probs_V.shape[0]
+    whole = vocab - vocab % CDF_BLOCK
+    masses = probs_V[:whole].view(-1, CDF_BLOCK).sum(-1, dtype=torch.float64).tolist() if whole else []
+    if whole < vocab:
+        masses.append(float(probs_V[whole:].sum(dtype=torch.float64)))
+    ends = list(accumulate(masses))
+    total = ends[-1] if ends else 0.0
+    if not total > 0 or not math.isfinite(total):
         raise ValueError(f"cannot draw from probabilities that sum to {total}")
-    index = int(torch.searchsorted(cdf_V, uniform * total, right=True))
-    if index >= probs_V.shape[0]:
-        # uniform * total rounded up to the total: the last token with mass
-        index = int(probs_V.nonzero()[-1])
-    return index
+    wanted = uniform * total
+    # uniform * total may round up to the total: then it is the last block with mass
+    block = min(bisect_right(ends, wanted), bisect_left(ends, total))
+    left = wanted - (ends[block - 1] if block else 0.0)
+    weights = probs_V[block * CDF_BLOCK : (block + 1) * CDF_BLOCK].tolist()
+    token = bisect_right(list(accumulate(weights)), left)
+    if token >= len(weights):
+        # the block's mass was rounded up by more than `left` lacks of it: its last token with mass
+        token = max(index for index, weight in enumerate(weights) if weight > 0)
+    return block * CDF_BLOCK + token
 
 
 class RandomStreams:
@@ -57,7 +74,8 @@ class RandomStreams:
             raise ValueError(f"seed must be 0 or more, got {seed}")
         self.seed = seed
         self.request_id = request_id
-        self._keys = {purpose: self._key(purpose) for purpose in PURPOSES}
+        # made once and set to a round's counter: making one costs more than the numbers of a round
+        self._bits = {purpose: np.random.Philox(key=self._key(purpose)) for purpose in PURPOSES}
         self._cache: dict[tuple[Purpose, int], list[float]] = {}
 
     def _key(self, purpose: Purpose) -> np.ndarray:
@@ -69,7 +87,11 @@ class RandomStreams:
         held = self._cache.get((purpose, round_index), [])
         if len(held) < count:
             width = max(count, 16)
-            bits = np.random.Philox(key=self._keys[purpose], counter=[0, round_index, 0, 0]).random_raw(width)
+            source = self._bits[purpose]
+            fresh = source.state
+            fresh["state"]["counter"] = np.array([0, round_index, 0, 0], dtype=np.uint64)
+            source.state = fresh | {"buffer_pos": 4, "has_uint32": 0}  # nothing left over from another round
+            bits = source.random_raw(width)
             # centred in its 2^-53 cell, so never 0 or 1
             held = (((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53).tolist()
             if len(self._cache) > 16:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dspec_lab.config import DecodeConfig
-from dspec_lab.core.rejection import RESIDUAL_FLOOR, LazyLaw, TargetRowsLaw, accept_probs
+from dspec_lab.core.rejection import RESIDUAL_FLOOR, LazyLaw, TargetRowsLaw, accept_chance
 from dspec_lab.core.streams import Chooser, DraftDraws, RandomStreams
 from dspec_lab.core.types import Generation, Proposal, RoundRecord, TokenSource
 from dspec_lab.drafters.protocol import Commit, Drafter
@@ -98,8 +98,7 @@ def verify_tree(
 def _accept(target_V: Tensor, draft_V: Tensor | None, token: int) -> float:
     if draft_V is None:
         return float(target_V[token])
-    id_11 = torch.tensor([[token]], device=target_V.device)
-    return float(accept_probs(target_V[None, None], draft_V[None, None], id_11))
+    return accept_chance(float(target_V[token]), float(draft_V[token]))
 
 
 def _without(target_V: Tensor, draft_V: Tensor | None, token: int) -> tuple[Tensor, Tensor | None]:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from dspec_lab.config import DecodeConfig, SamplingConfig
 from dspec_lab.core.acceptance import accept_rate
-from dspec_lab.core.rejection import accept_probs, residual_probs, verify, verify_greedy
+from dspec_lab.core.rejection import (
+    accept_chance,
+    accept_probs,
+    residual_probs,
+    residual_weights,
+    verify,
+    verify_greedy,
+)
 from dspec_lab.core.streams import Chooser
 from dspec_lab.core.types import Proposal
 from dspec_lab.drafters.autoregressive import AutoregressiveDrafter
@@ -181,3 +188,15 @@ def test_at_temperature_0_all_rules_agree(data: st.DataObject) -> None:
     for rule in ("token", "block"):
         verdicts = output_law(lambda chooser, r=rule: verify(one_hot_JV, proposal, chooser, 0, r))
         assert verdicts == {greedy: 1.0}
+
+
+@given(weights=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=6))
+def test_the_forms_for_one_row_are_those_for_many(weights: list[tuple[float, float]]) -> None:
+    p_V, q_V = (torch.tensor(column, dtype=torch.float64) + 1e-3 for column in zip(*weights, strict=True))
+    p_V, q_V = p_V / p_V.sum(), q_V / q_V.sum()
+    ids = torch.arange(len(weights))[None]
+    many_V = accept_probs(p_V.expand(1, len(weights), -1), q_V.expand(1, len(weights), -1), ids)[0]
+    one = [accept_chance(p, q) for p, q in zip(p_V.tolist(), q_V.tolist(), strict=True)]
+    torch.testing.assert_close(torch.tensor(one, dtype=torch.float64), many_V, rtol=1e-15, atol=0)
+    left_V = residual_weights(p_V, q_V)
+    torch.testing.assert_close(left_V / left_V.sum(), residual_probs(p_V[None], q_V[None])[0])

@@ -146,3 +146,18 @@ def test_entropy_in_bits() -> None:
     assert float(entropy_bits(nine_to_one)[0]) == pytest.approx(0.469, abs=1e-3)
     certain = torch.tensor([[0.0, float("-inf")]])
     assert float(entropy_bits(certain)[0]) == 0.0
+
+
+@pytest.mark.parametrize("vocab", [5, 1000, 49_152])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), None])
+def test_one_bad_entry_anywhere_makes_the_row_raise(vocab: int, bad: float | None) -> None:
+    for where in (0, vocab // 2, vocab - 1):
+        logits_NV = torch.randn(3, vocab, generator=torch.Generator().manual_seed(0))
+        logits_NV[1] = logits_NV[1].index_fill(0, torch.tensor([where]), bad) if bad is not None else float("-inf")
+        for sampling in (SamplingConfig(temperature=1.0), SamplingConfig(temperature=0.5, top_k=2)):
+            with pytest.raises(NonFiniteLogitsError, match="row 1 are not finite"):
+                law(logits_NV, sampling)
+        with pytest.raises(NonFiniteLogitsError, match="row 1 are not finite"):
+            greedy_ids(logits_NV)
+    # a probability of 0 in the first place is no fault
+    assert float(law(torch.tensor([[float("-inf"), 0.0]]), SamplingConfig(temperature=1.0))[0, 1]) == 1.0

@@ -138,3 +138,44 @@ def test_rare_tokens_of_a_large_vocabulary_come_as_often_as_they_should() -> Non
     start = float(cdf[5000]) / total
     hits = [inverse_cdf(probs_V, start + (index + 0.5) * rare / total) for index in range(0, 2000, 50)]
     assert hits == [5001 + index for index in range(0, 2000, 50)]
+
+
+@pytest.mark.parametrize("vocab", [1, 255, 256, 257, 1000, 4096])
+def test_blocks_of_the_cdf_change_no_draw(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    probs_V = torch.rand(vocab, generator=generator)
+    probs_V[torch.rand(vocab, generator=generator) < 0.6] = 0.0
+    probs_V[-1 - vocab // 3 :] = 0.0
+    probs_V[0] = 0.25
+    cdf_V = probs_V.double().cumsum(0)
+    for uniform in torch.rand(60, generator=generator, dtype=torch.float64).tolist():
+        expected = int(torch.searchsorted(cdf_V, uniform * float(cdf_V[-1]), right=True))
+        assert inverse_cdf(probs_V, uniform) == expected
+    last = int(probs_V.nonzero()[-1])
+    assert inverse_cdf(probs_V, 1 - 2.0**-53) == last
+    # the edges of each token's own interval, those at the borders of blocks too
+    for token in probs_V.nonzero()[:, 0].tolist()[:: max(1, vocab // 50)]:
+        middle = float(cdf_V[token] - probs_V[token].double() / 2) / float(cdf_V[-1])
+        assert inverse_cdf(probs_V, middle) == token
+
+
+def test_the_thread_count_changes_no_draw() -> None:
+    probs_V = torch.rand(49_152, generator=torch.Generator().manual_seed(1)) ** 8
+    numbers, before = [(i + 0.5) / 60 for i in range(60)], torch.get_num_threads()
+    draws = {}
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            draws[threads] = [inverse_cdf(probs_V, number) for number in numbers]
+    finally:
+        torch.set_num_threads(before)
+    assert draws[1] == draws[2] == draws[3]
+
+
+def test_a_round_draws_the_same_whatever_was_drawn_before_it() -> None:
+    first, second = RandomStreams(3, "a"), RandomStreams(3, "a")
+    wanted = {(purpose, r): first.uniforms(purpose, r, 20) for r in range(40) for purpose in PURPOSES}
+    for r in (39, 0, 2**40, 17, 5):  # another order, and widths that leave numbers over
+        for purpose in PURPOSES:
+            got = second.uniforms(purpose, r, 3)
+            assert r == 2**40 or got == wanted[purpose, r][:3]
