@@ -42,6 +42,10 @@ COLUMNS: Mapping[str, str] = {
     "verify_s": "float64",
     "overhead_s": "float64",
 }
+# written when all rows have it; older traces do not
+OPTIONAL: Mapping[str, str] = {
+    "next_token": "int32",  # the target's own token that ended the round, -1 where an end token or a cap left none
+}
 
 
 def trace_rows(
@@ -68,6 +72,7 @@ def trace_rows(
             "draft_s": record.draft_s,
             "verify_s": record.verify_s,
             "overhead_s": record.overhead_s,
+            "next_token": record.next_token if record.num_committed > record.num_accepted else -1,
         }
         for record in generation.rounds
     ]
@@ -80,11 +85,12 @@ def write_trace(path: Path | str, rows: Iterable[Mapping[str, Any]]) -> Path:
     rows = list(rows)
     if not rows:
         raise ValueError(f"{path}: there are no rounds to write")
+    columns = dict(COLUMNS) | {name: kind for name, kind in OPTIONAL.items() if name in rows[0]}
     for row in rows:
-        if set(row) != set(COLUMNS):
-            raise ValueError(f"a trace row lacks or adds columns: {sorted(set(row) ^ set(COLUMNS))}")
+        if set(row) != set(columns):
+            raise ValueError(f"a trace row lacks or adds columns: {sorted(set(row) ^ set(columns))}")
     features = Features(
-        {name: List(Value(_LISTS[name])) if kind == "list" else Value(kind) for name, kind in COLUMNS.items()}
+        {name: List(Value(_LISTS[name])) if kind == "list" else Value(kind) for name, kind in columns.items()}
     )
     dataset = Dataset.from_list([dict(row) for row in rows], features=features)
     path = Path(path)
