@@ -31,9 +31,8 @@ def acceptance_by_entropy(
         below = [row.accepted - (row.accepted if row.accepted_low is None else row.accepted_low) for row in rows]
         above = [(row.accepted if row.accepted_high is None else row.accepted_high) - row.accepted for row in rows]
         limits = [[max(0.0, value) for value in side] for side in (below, above)]
-        axes.errorbar(
-            x, y, yerr=limits, linestyle="none", markersize=6, capsize=2, elinewidth=1, label=f"{name}: accepted", **look
-        )
+        bars = {"linestyle": "none", "markersize": 6, "capsize": 2, "elinewidth": 1, **look}
+        axes.errorbar(x, y, yerr=limits, label=f"{name}: accepted", **bars)
         theory = [(row.entropy, row.accept_prob) for row in rows if row.accept_prob is not None]
         if theory:
             axes.plot(*zip(*theory, strict=True), linewidth=1.5, color=look["color"], label=f"{name}: theory, 1 - TV")
