@@ -22,6 +22,9 @@ VERBS = (
     ("audit", "test that decoding is lossless"),
     ("train", "train a drafter on the target's responses"),
     ("calibrate", "fit a drafter's confidences to what was accepted"),
+    ("profile", "time the target by rows and context: the scheduler's cost table"),
+    ("serve-bench", "the batched engine under load, policy by policy"),
+    ("simulate", "policies under load, without a model"),
     ("bench", "time the decoding loop"),
     ("notebooks", "run, check and list the notebooks"),
 )
