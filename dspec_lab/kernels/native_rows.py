@@ -25,7 +25,7 @@ from dspec_lab.core.files import cache_dir
 from dspec_lab.kernels.rows import LayerCache, RowMarkers, native_pointers
 
 SOURCE = Path(__file__).with_name("rows.c")
-MANY_ROWS = 64  # the compiled product serves up to this many rows; rows are batch-invariant up to here
+MANY_ROWS = 128  # the compiled product serves up to this many rows; rows are batch-invariant up to here
 UNPACK_ROWS = 1536  # output columns of a larger product are unpacked to fp32 this many at a time
 FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC")
 # tried in this order: Apple's clang knows no -fopenmp, and some ARM compilers know no -march=native

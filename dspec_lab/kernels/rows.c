@@ -1,4 +1,4 @@
-/* CPU kernels for few rows: the ops of a decoder layer for 1..64 tokens, weights bf16 or fp32, all arithmetic fp32.
+/* CPU kernels for few rows: the ops of a decoder layer for 1..128 tokens, weights bf16 or fp32, all arithmetic fp32.
  *
  * Every output number is computed by the same sequence of operations whatever the number of rows, so a row's result
  * does not depend on its neighbours (batch invariance): a verify pass over gamma + 1 rows gives, bit for bit, the rows
@@ -18,11 +18,18 @@ typedef uint16_t h8 __attribute__((vector_size(16)));
 
 INLINE f8 load_f32(const float *p) { f8 r; memcpy(&r, p, 32); return r; }
 INLINE void store_f32(float *p, f8 v) { memcpy(p, &v, 32); }
+#if defined(__AVX2__)
+#include <immintrin.h>
+INLINE f8 load_bf16(const uint16_t *p) {
+    return (f8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+}
+#else
 INLINE f8 load_bf16(const uint16_t *p) {
     h8 half; memcpy(&half, p, 16);
     u8 wide = __builtin_convertvector(half, u8) << 16;
     f8 r; memcpy(&r, &wide, 32); return r;
 }
+#endif
 INLINE float one_bf16(uint16_t v) { uint32_t w = (uint32_t)v << 16; float r; memcpy(&r, &w, 4); return r; }
 INLINE float one_f32(float v) { return v; }
 INLINE float sum8(f8 a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
@@ -87,30 +94,85 @@ INLINE f8 exp8(f8 x) {
         }                                                                                                             \
     }
 
-/* the rows of X go through in groups of nearly equal size, at most 8: fewer than 4 chains would wait for each other */
+/* The same for 3 weight rows at once: each number of X that is read serves 3 products. Bit for bit the same result. */
+#define TRIO(NAME, T, LOAD, ONE, MR)                                                                                  \
+    INLINE void NAME(const T *W, const float *X, float *Y, long N, long K, long add) {                                \
+        f8 acc[MR][3];                                                                                                \
+        for (int j = 0; j < MR; j++) acc[j][0] = acc[j][1] = acc[j][2] = splat(0.0f);                                 \
+        long k = 0;                                                                                                   \
+        for (; k + 8 <= K; k += 8) {                                                                                  \
+            f8 w0 = LOAD(W + k), w1 = LOAD(W + K + k), w2 = LOAD(W + 2 * K + k);                                      \
+            for (int j = 0; j < MR; j++) {                                                                            \
+                f8 x = load_f32(X + j * K + k);                                                                       \
+                acc[j][0] = madd(w0, x, acc[j][0]);                                                                   \
+                acc[j][1] = madd(w1, x, acc[j][1]);                                                                   \
+                acc[j][2] = madd(w2, x, acc[j][2]);                                                                   \
+            }                                                                                                         \
+        }                                                                                                             \
+        for (int j = 0; j < MR; j++)                                                                                  \
+            for (int i = 0; i < 3; i++) {                                                                             \
+                float total = sum8(acc[j][i]);                                                                        \
+                for (long t = k; t < K; t++) total = fmaf(ONE(W[i * K + t]), X[j * K + t], total);                    \
+                Y[j * N + i] = add ? Y[j * N + i] + total : total;                                                    \
+            }                                                                                                         \
+    }
+
+/* Up to 8 rows memory is the limit: one weight row at a time, for all rows. Beyond, arithmetic is: a group of at most 4
+ * rows stays in the first cache while UNIT times 3 weight rows pass. What is left of N goes by one weight row.
+ * Groups are of nearly equal size: few chains would wait for each other. */
+#define UNIT 8
+
 #define LINEAR(NAME, T, LOAD, ONE)                                                                                    \
     TILE(NAME##_1, T, LOAD, ONE, 1) TILE(NAME##_2, T, LOAD, ONE, 2)                                                   \
     TILE(NAME##_3, T, LOAD, ONE, 3) TILE(NAME##_4, T, LOAD, ONE, 4)                                                   \
     TILE(NAME##_5, T, LOAD, ONE, 5) TILE(NAME##_6, T, LOAD, ONE, 6)                                                   \
     TILE(NAME##_7, T, LOAD, ONE, 7) TILE(NAME##_8, T, LOAD, ONE, 8)                                                   \
-    void NAME(const T *W, const float *X, float *Y, long M, long N, long K, long add) {                               \
+    TRIO(NAME##_3x1, T, LOAD, ONE, 1) TRIO(NAME##_3x2, T, LOAD, ONE, 2)                                               \
+    TRIO(NAME##_3x3, T, LOAD, ONE, 3) TRIO(NAME##_3x4, T, LOAD, ONE, 4)                                               \
+    static void NAME##_row(const T *W, const float *X, float *Y, long M, long N, long K, long add) {                  \
         const long groups = (M + 7) / 8;                                                                              \
-        _Pragma("omp parallel for schedule(static)") for (long n = 0; n < N; n++) {                                   \
-            for (long g = 0; g < groups; g++) {                                                                       \
-                const long m = g * M / groups, size = (g + 1) * M / groups - m;                                       \
-                const T *w = W + n * K; const float *x = X + m * K; float *y = Y + m * N + n; const int f = g == 0;   \
+        for (long g = 0; g < groups; g++) {                                                                           \
+            const long m = g * M / groups, size = (g + 1) * M / groups - m;                                           \
+            const float *x = X + m * K; float *y = Y + m * N; const int f = g == 0;                                   \
+            switch (size) {                                                                                           \
+            case 1: NAME##_1(W, x, y, N, K, add, f); break;                                                           \
+            case 2: NAME##_2(W, x, y, N, K, add, f); break;                                                           \
+            case 3: NAME##_3(W, x, y, N, K, add, f); break;                                                           \
+            case 4: NAME##_4(W, x, y, N, K, add, f); break;                                                           \
+            case 5: NAME##_5(W, x, y, N, K, add, f); break;                                                           \
+            case 6: NAME##_6(W, x, y, N, K, add, f); break;                                                           \
+            case 7: NAME##_7(W, x, y, N, K, add, f); break;                                                           \
+            default: NAME##_8(W, x, y, N, K, add, f);                                                                 \
+            }                                                                                                         \
+        }                                                                                                             \
+    }                                                                                                                 \
+    static void NAME##_trios(const T *W, const float *X, float *Y, long M, long N, long K, long add, long count) {    \
+        const long groups = (M + 3) / 4;                                                                              \
+        for (long g = 0; g < groups; g++) {                                                                           \
+            const long m = g * M / groups, size = (g + 1) * M / groups - m;                                           \
+            for (long t = 0; t < count; t++) {                                                                        \
+                const T *w = W + 3 * t * K; const float *x = X + m * K; float *y = Y + m * N + 3 * t;                 \
                 switch (size) {                                                                                       \
-                case 1: NAME##_1(w, x, y, N, K, add, f); break;                                                       \
-                case 2: NAME##_2(w, x, y, N, K, add, f); break;                                                       \
-                case 3: NAME##_3(w, x, y, N, K, add, f); break;                                                       \
-                case 4: NAME##_4(w, x, y, N, K, add, f); break;                                                       \
-                case 5: NAME##_5(w, x, y, N, K, add, f); break;                                                       \
-                case 6: NAME##_6(w, x, y, N, K, add, f); break;                                                       \
-                case 7: NAME##_7(w, x, y, N, K, add, f); break;                                                       \
-                default: NAME##_8(w, x, y, N, K, add, f);                                                             \
+                case 1: NAME##_3x1(w, x, y, N, K, add); break;                                                        \
+                case 2: NAME##_3x2(w, x, y, N, K, add); break;                                                        \
+                case 3: NAME##_3x3(w, x, y, N, K, add); break;                                                        \
+                default: NAME##_3x4(w, x, y, N, K, add);                                                              \
                 }                                                                                                     \
             }                                                                                                         \
         }                                                                                                             \
+    }                                                                                                                 \
+    void NAME(const T *W, const float *X, float *Y, long M, long N, long K, long add) {                               \
+        if (M <= 8) {                                                                                                 \
+            _Pragma("omp parallel for schedule(static)") for (long n = 0; n < N; n++)                                 \
+                NAME##_row(W + n * K, X, Y + n, M, N, K, add);                                                        \
+            return;                                                                                                   \
+        }                                                                                                             \
+        const long trios = N / 3, units = (trios + UNIT - 1) / UNIT;                                                  \
+        _Pragma("omp parallel for schedule(static)") for (long u = 0; u < units; u++) {                               \
+            const long t = u * UNIT, count = t + UNIT < trios ? UNIT : trios - t;                                     \
+            NAME##_trios(W + 3 * t * K, X, Y + 3 * t, M, N, K, add, count);                                           \
+        }                                                                                                             \
+        for (long n = 3 * trios; n < N; n++) NAME##_row(W + n * K, X, Y + n, M, N, K, add);                           \
     }
 
 LINEAR(linear_bf16, uint16_t, load_bf16, one_bf16)

@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dspec_lab.kernels.native_rows import MANY_ROWS
 from dspec_lab.kernels.rows import BLOCK, LayerCache, RowMarkers, TorchRows, native_status, row_ops
 
 HEADS = (6, 2, 24)  # query heads, key/value heads, head width: not a multiple of 64
-ROWS = [*range(1, 21), 63, 64, 65]
+ROWS = [*range(1, 21), 64, 65, MANY_ROWS, MANY_ROWS + 1]
 
 if not native_status()[0]:
     pytest.skip(f"the compiled row ops are not here: {native_status()[1]}", allow_module_level=True)
@@ -60,7 +61,7 @@ def test_linear(dtype, wide, out):
 
 
 def test_a_product_wider_than_the_unpacking_buffer():
-    weight_OK, x_NK = normal(1536 * 2 + 5, 40, seed=1, dtype=torch.bfloat16), normal(70, 40)
+    weight_OK, x_NK = normal(1536 * 2 + 5, 40, seed=1, dtype=torch.bfloat16), normal(MANY_ROWS + 6, 40)
     close(NATIVE.linear(x_NK, weight_OK), TORCH.linear(x_NK, weight_OK.float()))
     # the buffer, made under inference mode, must serve outside it too
     with torch.inference_mode():
@@ -197,7 +198,7 @@ def test_unseen_places_may_hold_anything(ops):
 # a number that is not finite is passed on, so that it can be noticed
 
 
-@pytest.mark.parametrize("rows", [3, 65])
+@pytest.mark.parametrize("rows", [3, 65, MANY_ROWS + 1])
 def test_nan_goes_through_the_product(rows):
     x_NK, weight_OK = normal(rows, 43), normal(9, 43, seed=1, dtype=torch.bfloat16)
     x_NK[1, 42] = float("nan")
@@ -309,11 +310,13 @@ def test_tensors_of_the_wrong_kind_are_refused():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_rows_of_a_product_are_batch_invariant(dtype):
-    weight_OK, x_NK = normal(37, 149, seed=1, dtype=dtype), normal(64, 149)
-    alone = torch.cat([NATIVE.linear(x_NK[n : n + 1], weight_OK) for n in range(64)])
-    residual_NO = normal(64, 37, seed=3)
-    added = torch.cat([NATIVE.linear(x_NK[n : n + 1], weight_OK, residual_NO[n : n + 1].clone()) for n in range(64)])
-    for rows in range(1, 65):
+    # 37 outputs: two units of three weight rows at a time, and one row left over
+    weight_OK, x_NK = normal(37, 149, seed=1, dtype=dtype), normal(MANY_ROWS, 149)
+    residual_NO = normal(MANY_ROWS, 37, seed=3)
+    each = range(MANY_ROWS)
+    alone = torch.cat([NATIVE.linear(x_NK[n : n + 1], weight_OK) for n in each])
+    added = torch.cat([NATIVE.linear(x_NK[n : n + 1], weight_OK, residual_NO[n : n + 1].clone()) for n in each])
+    for rows in (*range(1, 66), 100, MANY_ROWS):
         assert torch.equal(NATIVE.linear(x_NK[:rows], weight_OK), alone[:rows]), rows
         assert torch.equal(NATIVE.linear(x_NK[:rows], weight_OK, residual_NO[:rows].clone()), added[:rows]), rows
 
