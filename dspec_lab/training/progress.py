@@ -65,6 +65,27 @@ class ConsoleDisplay:
             self._console.print(f"accepted length, greedy decoding of held-out prompts: {parts}", markup=False)
 
 
+class StepLog:
+    """Keeps every report, for figures; prints nothing."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepReport] = []
+        self.validations: dict[int, Mapping[str, Any]] = {}
+        self.lengths: Mapping[str, Any] = {}
+
+    def on_step(self, report: StepReport) -> None:
+        """Keep the report."""
+        self.steps.append(report)
+
+    def on_validation(self, step: int, measures: Mapping[str, Any]) -> None:
+        """Keep the measures by step."""
+        self.validations[step] = measures
+
+    def on_lengths(self, lengths: Mapping[str, Any]) -> None:
+        """Keep the accepted lengths of the end."""
+        self.lengths = lengths
+
+
 class TensorBoardDisplay:
     """Scalars of steps and validations in TensorBoard's format."""
 
