@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from dspec_lab.core.files import data_dir
+
 # a drafter whose confidences are calibrated already carries this in its name, and so do its traces
 CALIBRATED_MARK = "+sts"
 # one whose blocks were cut by a confidence threshold
@@ -109,6 +111,20 @@ _TIMES = ("draft_s", "verify_s", "overhead_s")
 def survival(conditional_IG: Float[np.ndarray, "I G"]) -> Float[np.ndarray, "I G"]:
     """a_k = prod_{i<=k} c_i; NaN past the end of a round. Ref: DSpark (arXiv:2607.05147), section 3."""
     return np.cumprod(conditional_IG, axis=1)
+
+
+def trace_paths(names: Sequence[str] = ()) -> list[Path]:
+    """Recorded traces by file name in the data folder's `traces` (or by path); all of that folder where none is named.
+
+    `FileNotFoundError` says what is missing.
+    """
+    folder = data_dir() / "traces"
+    paths = [folder / name for name in names] or sorted(folder.glob("*.parquet"))
+    missing = [path for path in paths if not path.is_file()]
+    if missing or not paths:
+        there = ", ".join(path.name for path in sorted(folder.glob("*.parquet"))) or "none"
+        raise FileNotFoundError(f"no trace {missing[0] if missing else folder}; recorded are {there}")
+    return paths
 
 
 def read_rounds(paths: Sequence[Path | str], *, drafter: str | None = None, temperature: float | None = None) -> Rounds:

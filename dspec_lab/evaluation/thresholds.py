@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dspec_lab.calibration.records import THRESHOLD_MARK, Rounds, survival
+from dspec_lab.core.files import data_dir, read_json
 
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(20))
 
@@ -73,6 +74,18 @@ def recorded_cost(rounds: Rounds, pass_s_by_rows: dict[int, float]) -> RoundCost
         overhead_s=float(np.median(rounds.overhead_s_I[whole])),
         verify_s_J=float(np.median(rounds.verify_s_I[whole])) * shape_J / shape_J[-1],
     )
+
+
+def pass_seconds(profile: str = "cpu_bench") -> dict[int, float]:
+    """Median seconds of a pass of the target by rows, from a record of `dspec bench` in the data folder's profiles."""
+    path = data_dir() / "profiles" / f"{profile}.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"no profile {path}; dspec bench --json makes one")
+    try:
+        table = read_json(path)["forward_ms_by_rows"]
+        return {int(rows): 1e-3 * float(times["median"]) for rows, times in table.items()}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no record of dspec bench: {error!r}") from error
 
 
 def kept_lengths(rounds: Rounds, threshold: float) -> Int[np.ndarray, " I"]:

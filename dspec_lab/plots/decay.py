@@ -12,6 +12,7 @@ from dspec_lab.evaluation.decay import DecayRow
 from dspec_lab.evaluation.intervals import Interval
 from dspec_lab.plots.style import GREY, LabFigure, add_legend, caption, new_figure, series_look, style_axes
 
+FEW = 10  # a conditional share of fewer rounds than this is not drawn
 PAPER_LINES = ("--", ":", "-.")
 # prefix survival of an independent run of Qwen3-4B's DSpark on one RTX A6000: first and last of seven positions
 A6000: Mapping[str, tuple[float, float]] = {"GSM8K": (0.92, 0.53), "MT-Bench": (0.78, 0.13)}
@@ -41,7 +42,7 @@ def decay_figure(
         if all(row.independent is not None for row in r):
             apart = [row.independent for row in r]
             left.plot(k, apart, "--", color=look["color"], linewidth=1.4, label=f"{name}: independent")
-        _bars(right, [row for row in r if row.conditional is not None], "conditional", name, look)
+        _bars(right, [row for row in r if row.reached >= FEW], "conditional", name, look)
     if paper is not None:
         _paper(right, paper, domain)
         for line, (name, ends) in zip(PAPER_LINES, A6000.items(), strict=False):
@@ -54,8 +55,8 @@ def decay_figure(
         add_legend(axes, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     if title:
         figure.suptitle(title, x=0.01, ha="left")
-    note = "Bars: 95 % over prompts. Independent: product of the mean 1 - TV of positions 1..k."
-    caption(figure, note if paper is None else f"{note} Grey: another target, Qwen3-4B; only ends known for the A6000.")
+    note = f"Bars: 95 % over prompts. Independent: product of mean 1 - TV. Right: positions that {FEW} rounds reached."
+    caption(figure, note if paper is None else f"{note} Grey: Qwen3-4B; of the A6000 run the ends are known.")
     return figure
 
 

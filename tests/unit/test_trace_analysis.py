@@ -16,6 +16,7 @@ from dspec_lab.evaluation.thresholds import (
     RoundCost,
     best_threshold,
     kept_lengths,
+    pass_seconds,
     recorded_cost,
     threshold_sweep,
 )
@@ -154,6 +155,13 @@ def test_costs_come_from_the_trace_and_the_shape_from_the_profile():
         recorded_cost(ROUNDS, {1: 0.2, 2: 0.3})
     with pytest.raises(ValueError, match="a pass over 5 rows was not measured"):
         cost.seconds(np.array([5]))
+
+
+def test_the_bundled_profile_has_passes_for_a_block_of_seven():
+    times = pass_seconds()
+    assert times[1] < times[8] < 1 and recorded_cost(ROUNDS, times).verify_s_J.argmin() == 0
+    with pytest.raises(FileNotFoundError, match="no profile"):
+        pass_seconds("none_such")
 
 
 @pytest.mark.parametrize(
