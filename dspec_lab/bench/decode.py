@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dspec_lab.bench.timing import spread
 from dspec_lab.config import DecodeConfig
 from dspec_lab.drafters.protocol import Drafter
 from dspec_lab.models.decoder import LeanDecoder
@@ -67,17 +68,17 @@ def bench_decode(
         "new_tokens": new_tokens,
         "gamma": gamma,
         "repeats": repeats,
-        "ms_per_token": {name: _spread([1e3 * s / count for s in times]) for name, times in seconds.items()},
+        "ms_per_token": {name: spread([1e3 * s / count for s in times]) for name, times in seconds.items()},
         "speedup_over_plain": {
-            name: _spread([p / s for p, s in zip(seconds["plain"], times, strict=True)])
+            name: spread([p / s for p, s in zip(seconds["plain"], times, strict=True)])
             for name, times in seconds.items()
         },
     }
     if hub_model is not None:
-        result["plain_over_generate"] = _spread(
+        result["plain_over_generate"] = spread(
             [g / p for g, p in zip(seconds["generate"], seconds["plain"], strict=True)]
         )
-        result["generate_prompt_lookup_over_generate"] = _spread(
+        result["generate_prompt_lookup_over_generate"] = spread(
             [g / p for g, p in zip(seconds["generate"], seconds[f"generate_prompt_lookup_{gamma}"], strict=True)]
         )
     say("loop overhead")
@@ -105,7 +106,7 @@ def forward_times(
             start = time.perf_counter()
             session.extend((prompt_ids * count)[:count])
             times[str(count)].append(1e3 * (time.perf_counter() - start))
-    return {count: _spread(values[1:]) for count, values in times.items()}
+    return {count: spread(values[1:]) for count, values in times.items()}
 
 
 def _ours(target: LeanDecoder, drafter: Drafter | None, ids: list[int], config: DecodeConfig) -> float:
@@ -142,10 +143,6 @@ def _overhead(
         shares.append(1 - model_s / run.decode_s)
         overheads.append(1e3 * (run.decode_s - model_s) / len(run.rounds))
     return {"share": statistics.median(shares), "ms_per_round": statistics.median(overheads)}
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def load_hub_model(folder: Path, dtype: torch.dtype) -> Any:

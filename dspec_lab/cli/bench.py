@@ -1,4 +1,4 @@
-"""`dspec bench`: time the decoding loops on the default model, beside transformers' `generate`."""
+"""`dspec bench`: time the default model: decode (beside transformers' `generate`), ragged batches, trees."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "bench",
         help="time the decoding loop",
-        description="Time plain decoding, drafters and transformers' generate on the default model, in one run.",
+        description="Time the default model. decode: plain decoding, drafters and transformers' generate. ragged: one "
+        "pass for 1, 4 and 16 requests against single passes, and the gain that the cost curve allows. trees: accepted "
+        "length and time of trees of width 1, 2 and 3.",
     )
-    parser.add_argument("--drafters", default="prompt_lookup", help="names, separated by commas")
+    parser.add_argument("what", nargs="?", default="decode", help="decode (default), ragged or trees")
+    parser.add_argument(
+        "--drafters", help="names, separated by commas (default: prompt_lookup; trees: autoregressive); not for ragged"
+    )
     parser.add_argument("--prompts", default="all", help="prompt file or bundled set (default: all)")
     parser.add_argument("--samples", type=int, default=3, help="prompts (default: 3)")
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens per prompt (default: 64)")
-    parser.add_argument("--gamma", type=int, default=7, help="drafted tokens per round (default: 7)")
+    parser.add_argument("--gamma", type=int, help="drafted tokens per round (default: 7; trees: 4); not for ragged")
     parser.add_argument("--repeats", type=int, default=5, help="default: 5")
     parser.add_argument("--dtype", default="bf16", help="fp32 or bf16 (default: bf16)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
@@ -30,6 +35,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Print ratios and times; the record goes to `--json`."""
+    if args.what not in ("decode", "ragged", "trees"):
+        raise ValueError(f"dspec bench times decode, ragged or trees, got {args.what!r}")
+    if args.what == "ragged" and (args.drafters is not None or args.gamma is not None):
+        raise ValueError("dspec bench ragged has its own drafts: leave --drafters and --gamma out")
+    args.drafters = args.drafters or ("autoregressive" if args.what == "trees" else "prompt_lookup")
+    args.gamma = args.gamma or (4 if args.what == "trees" else 7)
+    if args.what != "decode":
+        from dspec_lab.cli.bench_batches import run_batches
+
+        return run_batches(args)
     import torch
     from rich.table import Table
 
