@@ -1,0 +1,187 @@
+"""`dspec serve-bench`: the batched engine with real model calls under load, policy by policy."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from dspec_lab.cli.options import add_decode_options, add_target_options, decode_config, drafter_list, load_models
+from dspec_lab.cli.output import add_json_option, check_json_target, text_console, write_result
+
+DEFAULT_POLICIES = "full,fixed-1,fixed-3,fixed-5,early-stop,delayed"
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the verb's parser to `subparsers`."""
+    parser = subparsers.add_parser(
+        "serve-bench",
+        help="the batched engine under load, policy by policy",
+        description="Serve many requests in one batch of the real model: throughput, speed per user, budget, waste.",
+    )
+    parser.add_argument("--drafter", default="dspark", help="a drafter or NAME=FOLDER (default: dspark)")
+    parser.add_argument("--policies", default=DEFAULT_POLICIES, help=f"comma-separated (default: {DEFAULT_POLICIES})")
+    parser.add_argument("--requests", default="1,4,16,32", help="numbers in flight (default: 1,4,16,32)")
+    parser.add_argument("--waves", type=int, default=2, help="requests served per place, closed loop (default: 2)")
+    parser.add_argument("--rate", type=float, help="open loop: arrivals a second, in place of the closed loop")
+    parser.add_argument("--burst", type=int, default=1, help="open loop: requests that arrive together (default: 1)")
+    parser.add_argument("--arrivals", type=int, default=32, help="open loop: requests in all (default: 32)")
+    parser.add_argument("--prompts", default="all", help="prompt file or bundled set (default: all)")
+    parser.add_argument("--samples", type=int, default=18, help="prompts that requests take turns with (default: 18)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default: 0")
+    parser.add_argument("--repeats", type=int, default=2, help="timed runs of each policy and load (default: 2)")
+    parser.add_argument("--cost-table", metavar="FILE", help="cost table (default: one is measured first)")
+    parser.add_argument("--gate", action="store_true", help="also run each policy with draft gating")
+    parser.add_argument("--no-plain", action="store_true", help="leave plain batched decoding out")
+    add_decode_options(parser, max_new_tokens=64)
+    add_target_options(parser)
+    add_json_option(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, and compare every text with plain decoding's; 1 if one differs."""
+    from dspec_lab.bench.record import run_record
+    from dspec_lab.evaluation.drafters import build_drafters, check_names
+    from dspec_lab.models.decoder import LeanDecoder
+    from dspec_lab.scheduler.cost_table import CostTable, load_table
+    from dspec_lab.scheduler.policies import policy_from_name
+    from dspec_lab.serving.compare import against_fixed, compare_policies
+    from dspec_lab.serving.profile import profile_target
+
+    check_json_target(args.json)
+    check_names([args.drafter])
+    config = decode_config(args, temperature=args.temperature)
+    requests = counts(args.requests, "numbers of requests")
+    for name in ("waves", "repeats", "samples"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {getattr(args, name)}")
+    loads = _loads(args, requests)
+    # names are checked with a table that will do, before the model is loaded
+    stand_in = CostTable(rows=(1, 2), seconds=(1.0, 2.0))
+    wanted = [policy_from_name(name, stand_in) for name in drafter_list(args.policies)]
+    need_table = args.gate or any(policy.uses_table for policy in wanted)
+    if args.cost_table is not None and not need_table:
+        raise ValueError(f"--cost-table {args.cost_table}: no policy of {args.policies} looks at it; add --gate or one")
+    table = load_table(args.cost_table) if args.cost_table is not None else None
+    target, tokenizer = load_models(args)
+    if not isinstance(target, LeanDecoder):
+        raise ValueError(f"only lean decoders run ragged batches; {target.name} is another kind")
+    ((_, drafter),) = build_drafters([args.drafter], target, draft_model=args.draft_model).items()
+    prompts = served_prompts(tokenizer, args.prompts, args.samples)
+    console, progress = text_console(args.json), text_console("-")
+
+    def say(text: str) -> None:
+        progress.print(text, style="dim")
+
+    last = max(requests) * (1 + config.gamma)
+    if table is None and need_table:
+        rows = [count for count in PROBES if count < last] + [last]
+        table = profile_target(
+            target, rows=rows, contexts=(128,), repeats=3, drafter=drafter, prompts=prompts, config=config, progress=say
+        )
+    for finding in table.findings(need_rows=last) if table is not None else ():
+        console.print(f"- cost table: {finding}", markup=False)
+    entries = compare_policies(
+        target, prompts, config, drafter, [policy_from_name(name, table) for name in drafter_list(args.policies)],
+        table=table, loads=loads, total=lambda places: args.waves * places, repeats=args.repeats,
+        plain=not args.no_plain, gate=args.gate, progress=say,
+    )  # fmt: skip
+    verdicts = texts_against_plain(target, prompts, config, entries, say) if config.temperature == 0 else {}
+    rows = [{**entry.as_dict(), **verdicts.get((entry.policy, entry.requests), NO_VERDICT)} for entry in entries]
+    console.print(_table(rows, f"{target.name}, {drafter.name}, gamma {config.gamma}, T = {config.temperature:g}"))
+    fixed = against_fixed(entries)
+    for found in fixed:
+        ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found["ratio"].items())
+        console.print(f"{found['requests']} requests: best fixed length {found['best_fixed']}; of it: {ratios or '-'}")
+    settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug")}
+    record = run_record(
+        {**settings, "row_ops": target.ops.name}, args.seed, dtype=str(target.dtype), model=target.name
+    )  # fmt: skip
+    result = {"rows": rows, "against_fixed": fixed, "cost_table": table.as_dict() if table else None, "run": record}
+    write_result(args.json, result)
+    return 1 if any(row["outputs_equal_plain"] is False for row in rows) else 0
+
+
+PROBES = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 192, 256, 384, 512)
+NO_VERDICT: dict[str, Any] = {"outputs_equal_plain": None, "max_flip_gap": None}
+
+
+def texts_against_plain(target: Any, prompts: Any, config: Any, entries: Any, say: Any) -> dict[Any, dict[str, Any]]:
+    """Per entry: does every text of every repeat equal what plain decoding, alone, gives for its prompt?"""
+    from dspec_lab.evaluation.equality import find_flip, largest_gap, verdict
+    from dspec_lab.verifier.decode import generate
+
+    say(f"{len(prompts)} texts of plain decoding, to compare with")
+    plain = [generate(target, None, ids, config).token_ids for ids in prompts]
+    seen: dict[Any, Any] = {}
+    found = {}
+    for entry in entries:
+        texts = [(int(name), text) for run in entry.runs for name, text in run.generations.items()]
+        flips = []
+        for index, text in texts:
+            key = (index % len(prompts), tuple(text.token_ids))
+            if key not in seen:
+                seen[key] = find_flip(target, prompts[key[0]], plain[key[0]], text.token_ids)
+            flips.append(seen[key])
+        value = verdict([text for _, text in texts], flips)
+        if entry.policy == "plain" and value == "inconclusive":
+            value = True  # nothing is drafted, so there is nothing that a verdict could miss
+        found[entry.policy, entry.requests] = {"outputs_equal_plain": value, "max_flip_gap": largest_gap(flips)}
+    return found
+
+
+def served_prompts(tokenizer: Any, name: str, count: int) -> list[list[int]]:
+    """First turns of a prompt set, encoded; domains take turns in a mixed set."""
+    from dspec_lab.evaluation.prompts import load_prompts
+    from dspec_lab.verifier.decode import encode_chat
+
+    return [encode_chat(tokenizer, prompt.turns[:1]) for prompt in load_prompts(name, count)]
+
+
+def counts(text: str, what: str) -> tuple[int, ...]:
+    """Whole numbers of a comma-separated list, rising; `ValueError` names what is none."""
+    found = []
+    for part in text.split(","):
+        if not part.strip().isdigit() or int(part) < 1:
+            raise ValueError(f"{what} must be whole and at least 1, got {part!r}")
+        found.append(int(part))
+    return tuple(sorted(set(found)))
+
+
+def _loads(args: argparse.Namespace, requests: tuple[int, ...]) -> dict[int, Any]:
+    import numpy as np
+
+    from dspec_lab.serving.workload import ClosedLoop, OpenLoop, burst_arrivals, poisson_arrivals
+
+    if args.rate is None:
+        if args.burst != 1:
+            raise ValueError(f"--burst {args.burst} belongs to an open loop: give --rate too")
+        return {count: ClosedLoop(concurrency=count) for count in requests}
+    rng = np.random.default_rng(args.seed)
+    if args.burst > 1:
+        times = burst_arrivals(args.rate, args.arrivals, args.burst, rng)
+    else:
+        times = poisson_arrivals(args.rate, args.arrivals, rng)
+    return {count: OpenLoop(arrivals_s=times, max_active=count) for count in requests}
+
+
+def _table(rows: list[dict[str, Any]], title: str) -> Any:
+    from rich.table import Table
+
+    from dspec_lab.evaluation.report import verdict_text
+
+    table = Table(title=title, title_justify="left")
+    for name in (
+        "policy", "requests", "tok/s (range)", "user p50", "p95", "tokens a round", "budget", "waste", "starved",
+        "equals plain",
+    ):  # fmt: skip
+        table.add_column(name, justify="left" if name in ("policy", "equals plain") else "right")
+    for row in rows:
+        table.add_row(
+            row["policy"], str(row["requests"]),
+            f"{row['throughput_tok_per_s']:.1f} ({row['throughput_min']:.1f}-{row['throughput_max']:.1f})",
+            f"{row['user_p50_tok_per_s']:.1f}", f"{row['user_p95_tok_per_s']:.1f}", f"{row['accepted_length']:.2f}",
+            f"{row['budget']:.2f}", f"{row['wasted_rows']:.0%}", str(row["most_starved_rounds"]),
+            verdict_text(row["outputs_equal_plain"], row["max_flip_gap"]),
+        )  # fmt: skip
+    return table

@@ -1,0 +1,154 @@
+"""The cost table of a real target: its pass timed over rows and contexts, and the terms around it fitted.
+
+Row counts take turns within a repeat, so that a busy moment of the machine does not fall on one of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dspec_lab.config import DecodeConfig
+from dspec_lab.drafters.protocol import Drafter
+from dspec_lab.models.decoder import DecoderSession, LeanDecoder
+from dspec_lab.scheduler.cost_table import CostSample, CostTable, DraftCost, table_from_samples
+from dspec_lab.serving.engine import LoadRun, run_load
+from dspec_lab.serving.workload import ClosedLoop
+from dspec_lab.verifier.ragged import extend_ragged
+
+# dense where kernels change their shape, and one above each power of two, where a stair would show
+ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256)
+CONTEXTS = (64, 256)
+ROWS_PER_REQUEST = 8
+Progress = Callable[[str], None]
+
+
+def time_target(
+    target: LeanDecoder,
+    *,
+    rows: Sequence[int] = ROWS,
+    contexts: Sequence[int] = CONTEXTS,
+    repeats: int = 5,
+    progress: Progress | None = None,
+) -> list[CostSample]:
+    """Seconds of ragged passes over each number of rows at each context, `repeats` times after a warm-up.
+
+    `rows` rows are shared by ceil(rows / 8) requests, as in a batch of blocks of 7 drafts. Every pass is rolled back.
+    """
+    rows, contexts = sorted(set(rows)), sorted(set(contexts))
+    if not rows or rows[0] < 1:
+        raise ValueError(f"row counts must be at least 1, got {rows}")
+    if not contexts or contexts[0] < 1:
+        raise ValueError(f"contexts must hold at least 1 token, got {contexts}")
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    if contexts[-1] + ROWS_PER_REQUEST > target.max_context:
+        raise ValueError(f"a context of {contexts[-1]} and a block do not fit {target.max_context} tokens")
+    samples = []
+    most = -(-rows[-1] // ROWS_PER_REQUEST)
+    for context in contexts:
+        if progress is not None:
+            progress(f"context {context}: {most} requests")
+        sessions: list[DecoderSession] = []
+        ids = [(7 * place) % target.vocab_size for place in range(context)]
+        for _ in range(most):
+            session = target.session(capacity=context + ROWS_PER_REQUEST)
+            session.extend(ids, logit_rows=1)
+            sessions.append(session)
+        for repeat in range(repeats + 1):
+            for count in rows:
+                used = sessions[: -(-count // ROWS_PER_REQUEST)]
+                shares = np.diff(np.linspace(0, count, len(used) + 1).round().astype(int)).tolist()
+                feeds = [ids[:1] * share for share in shares]
+                start = time.perf_counter()
+                extend_ragged(used, feeds)
+                seconds = time.perf_counter() - start
+                for session in used:
+                    session.truncate(context)
+                if repeat:
+                    samples.append(
+                        CostSample(rows=count, context_tokens=context, requests=len(used), seconds=seconds)
+                    )  # fmt: skip
+    return samples
+
+
+def fit_drafter(
+    target: LeanDecoder,
+    drafter: Drafter,
+    prompts: Sequence[Sequence[int]],
+    config: DecodeConfig,
+    *,
+    batch_sizes: Sequence[int] = (1, 2, 4),
+    progress: Progress | None = None,
+) -> tuple[DraftCost, float, float, list[dict[str, Any]]]:
+    """(draft cost, settling per request, fixed time of a round, raw rounds) of real batches with this drafter.
+
+    Drafting: least squares over rounds of fixed + per request + per token, each at least 0; block drafters show no term
+    by token. What a round takes beside drafting and the pass is split into a fixed part and one by request alike.
+    """
+    raw: list[dict[str, Any]] = []
+    for size in batch_sizes:
+        # two draft lengths, or the terms by request and by token could not be told apart
+        for gamma in sorted({config.gamma, max(1, config.gamma // 2)}):
+            if progress is not None:
+                progress(f"{drafter.name}: {size} requests, draft length {gamma}")
+            settings = replace(config, gamma=gamma)
+            run = run_load(target, prompts, settings, ClosedLoop(concurrency=size), drafter=drafter, total=size)
+            raw += _rounds(run)
+    requests = np.array([row["requests"] for row in raw], dtype=float)
+    tokens = np.array([row["drafted"] for row in raw], dtype=float)
+    draft = _fit(np.stack([np.ones_like(requests), requests, tokens], 1), np.array([row["draft_s"] for row in raw]))
+    settle = _fit(np.stack([np.ones_like(requests), requests], 1), np.array([row["settle_s"] for row in raw]))
+    cost = DraftCost(drafter=drafter.name, fixed_s=draft[0], per_request_s=draft[1], per_token_s=draft[2])
+    return cost, settle[1], settle[0], raw
+
+
+def profile_target(
+    target: LeanDecoder,
+    *,
+    rows: Sequence[int] = ROWS,
+    contexts: Sequence[int] = CONTEXTS,
+    repeats: int = 5,
+    drafter: Drafter | None = None,
+    prompts: Sequence[Sequence[int]] = (),
+    config: DecodeConfig | None = None,
+    run: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> CostTable:
+    """The measured table; with a drafter and prompts also its draft, settle and fixed terms."""
+    samples = time_target(target, rows=rows, contexts=contexts, repeats=repeats, progress=progress)
+    terms: dict[str, Any] = {}
+    kept = dict(run or {})
+    if drafter is not None:
+        settings = config or DecodeConfig(max_new_tokens=24)
+        cost, per_request_s, fixed_s, raw = fit_drafter(target, drafter, prompts, settings, progress=progress)
+        terms = {"draft": cost, "settle_per_request_s": per_request_s, "fixed_s": fixed_s}
+        kept["rounds"] = raw
+    return table_from_samples(samples, name=target.name, run=kept, **terms)
+
+
+def _rounds(run: LoadRun) -> list[dict[str, Any]]:
+    return [
+        {
+            "requests": record.requests,
+            "drafted": record.rows - record.requests,
+            "draft_s": record.draft_s,
+            "verify_s": record.verify_s,
+            "settle_s": record.settle_s,
+        }
+        for record in run.rounds
+    ]
+
+
+def _fit(design: np.ndarray, seconds: np.ndarray) -> list[float]:
+    """Non-negative least squares; the median where there is nothing to tell terms apart."""
+    from scipy.optimize import nnls
+
+    if np.linalg.matrix_rank(design) < 2:
+        return [statistics.median(seconds.tolist()), *([0.0] * (design.shape[1] - 1))]
+    return [float(value) for value in nnls(design, seconds)[0]]

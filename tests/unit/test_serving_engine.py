@@ -1,0 +1,169 @@
+"""The real batch under load, on a random decoder of a few tokens: texts, counts, policies, gating, the profile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dspec_lab.config import DecodeConfig
+from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
+from dspec_lab.scheduler.batch import BatchScheduler
+from dspec_lab.scheduler.cost_table import CostTable, DraftCost
+from dspec_lab.scheduler.history import PRIOR, AcceptanceHistory
+from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, FullBlock, Retrospective
+from dspec_lab.serving.compare import PLAIN, against_fixed, compare_policies
+from dspec_lab.serving.engine import run_load
+from dspec_lab.serving.profile import profile_target, time_target
+from dspec_lab.serving.workload import ClosedLoop, OpenLoop
+from dspec_lab.verifier.decode import generate
+from dspec_lab.verifier.ragged import BatchRequest, RaggedBatch
+from dspec_lab.verifier.tiny import NEURAL_DRAFTERS, tiny_decoder
+
+TARGET = tiny_decoder(7, seed=1)
+DSPARK = NEURAL_DRAFTERS["dspark"](TARGET)
+PROMPTS = [[1, 2], [3, 1, 4, 1], [5], [2, 6, 0]]
+CONFIG = DecodeConfig(gamma=3, max_new_tokens=12, temperature=0.0)
+SHORT = replace(CONFIG, max_new_tokens=6)
+DEAR = CostTable(rows=(1, 64), seconds=(0.010, 0.400), draft=DraftCost(per_request_s=0.001))
+CHEAP = CostTable(rows=(1, 64), seconds=(0.010, 0.012))
+PLAIN_TEXTS = [generate(TARGET, None, ids, CONFIG).token_ids for ids in PROMPTS]
+
+
+def same_texts(run) -> bool:
+    return all(
+        text.token_ids == PLAIN_TEXTS[int(name) % len(PROMPTS)] for name, text in run.generations.items()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", [None, FixedLength(0), FixedLength(2), EarlyStop(DEAR), Delayed(CHEAP)], ids=str)
+def test_texts_are_plain_decodings_and_the_counts_add_up(policy):
+    run = run_load(
+        TARGET, PROMPTS, CONFIG, ClosedLoop(concurrency=3), drafter=DSPARK, policy=policy, table=DEAR, total=5
+    )
+    assert same_texts(run) and list(run.generations) == ["0", "1", "2", "3", "4"]
+    found = run.summary
+    assert found.requests_ended == 5
+    assert found.tokens == sum(len(text.token_ids) - 1 for text in run.generations.values())
+    assert found.request_rounds == sum(record.requests for record in run.rounds)
+    assert found.budget * found.request_rounds == pytest.approx(sum(record.rows for record in run.rounds))
+    if policy is None:
+        assert found.drafted + 1 == pytest.approx(found.budget) and not run.decisions
+    else:
+        admitted = sum(decision.admitted for decision in run.decisions)
+        assert admitted == sum(record.rows - record.requests for record in run.rounds)
+    if policy == FixedLength(0):
+        assert found.budget == 1 and found.most_starved_rounds == max(map(len, PLAIN_TEXTS)) - 1
+
+
+def test_sampled_texts_do_not_depend_on_the_neighbours():
+    config = replace(CONFIG, temperature=1.0, seed=4)
+    alone = run_load(TARGET, PROMPTS, config, ClosedLoop(concurrency=1), drafter=DSPARK, policy=FullBlock(), total=4)
+    crowd = run_load(TARGET, PROMPTS, config, ClosedLoop(concurrency=4), drafter=DSPARK, policy=FullBlock(), total=4)
+    assert [t.token_ids for t in alone.generations.values()] == [t.token_ids for t in crowd.generations.values()]
+
+
+def test_an_open_loop_serves_all_that_arrive_and_keeps_to_its_places():
+    load = OpenLoop(arrivals_s=np.array([0.0, 0.0, 0.0, 1e3]), max_active=2)
+    run = run_load(TARGET, PROMPTS, CONFIG, load, drafter=DSPARK)
+    assert same_texts(run) and len(run.generations) == 4
+    assert max(record.requests for record in run.rounds) == 2
+    # the last comes after a long pause, which is skipped and in nobody's wait
+    assert run.summary.wait_p95_s < 100
+
+
+def test_plain_decoding_in_a_batch():
+    run = run_load(TARGET, PROMPTS, CONFIG, ClosedLoop(concurrency=2), drafter=None, total=4)
+    assert same_texts(run) and run.summary.budget == 1 and run.summary.accepted_length == 1
+    with pytest.raises(ValueError, match="nothing to decide"):
+        run_load(TARGET, PROMPTS, CONFIG, ClosedLoop(concurrency=2), drafter=None, policy=FullBlock())
+
+
+def test_gating_stops_drafting_where_it_is_dear():
+    dear = replace(CHEAP, draft=DraftCost(per_request_s=10.0))
+    kept = run_load(TARGET, PROMPTS, CONFIG, ClosedLoop(concurrency=3), drafter=DSPARK, policy=FullBlock(), table=CHEAP,
+                    gate=True, total=3)  # fmt: skip
+    stopped = run_load(TARGET, PROMPTS, CONFIG, ClosedLoop(concurrency=3), drafter=DSPARK, policy=FullBlock(),
+                       table=dear, gate=True, total=3)  # fmt: skip
+    assert same_texts(kept) and same_texts(stopped)
+    assert stopped.summary.drafted < 0.5 * kept.summary.drafted
+    # the first round of a request drafts: the decision before it had not been made
+    assert stopped.rounds[0].rows > stopped.rounds[0].requests and stopped.rounds[1].rows == stopped.rounds[1].requests
+
+
+def test_confidences_are_used_where_there_are_any_and_history_elsewhere():
+    for drafter, source in ((DSPARK, "confidence"), (PromptLookupDrafter(), "history")):
+        scheduler = BatchScheduler(EarlyStop(CHEAP), gamma=3)
+        batch = RaggedBatch(TARGET, policy=scheduler)
+        batch.join(BatchRequest(request_id="a", prompt_ids=(1, 2, 1, 2, 1, 2, 1), config=CONFIG, drafter=drafter))
+        while len(batch):
+            batch.step()
+        assert {d.source for d in scheduler.decisions if d.drafted} == {source}
+
+
+def test_confidences_pass_through_the_calibration():
+    def hopeless(confidence):
+        return confidence * 0
+
+    runs = {
+        name: run_load(TARGET, PROMPTS, CONFIG, ClosedLoop(concurrency=2), drafter=DSPARK, policy=EarlyStop(CHEAP),
+                       table=CHEAP, calibrate=calibrate, total=2)
+        for name, calibrate in (("raw", None), ("hopeless", hopeless))
+    }  # fmt: skip
+    assert runs["hopeless"].summary.budget == 1 < runs["raw"].summary.budget
+
+
+def test_a_lossy_policy_never_decides_on_real_requests():
+    with pytest.raises(ValueError, match="not lossless"):
+        BatchScheduler(Retrospective(CHEAP), gamma=3)
+    with pytest.raises(ValueError, match="needs a cost table"):
+        BatchScheduler(FullBlock(), gamma=3, gate=True)
+
+
+def test_history_counts_a_position_only_where_it_was_reached_and_verified():
+    history = AcceptanceHistory(3)
+    assert history.average().tolist() == [PRIOR] * 3
+    for _ in range(50):
+        history.add("a", verified=2, accepted=1)
+    average = history.average()
+    assert average[0] > 0.95 and average[1] < 0.05 and average[2] == PRIOR
+    history.add("b", verified=0, accepted=0)
+    np.testing.assert_array_equal(history.average(), average)
+    assert history.survival("new").tolist() == np.cumprod(average).tolist()
+    with pytest.raises(ValueError, match="2 of 1 drafts"):
+        history.add("a", verified=1, accepted=2)
+
+
+def test_policies_are_compared_with_the_best_fixed_length():
+    entries = compare_policies(
+        TARGET, PROMPTS, SHORT, DSPARK, [FullBlock(), FixedLength(1), Delayed(CHEAP)], table=CHEAP,
+        loads={n: ClosedLoop(concurrency=n) for n in (1, 2)}, repeats=1,
+    )  # fmt: skip
+    assert [(e.policy, e.requests) for e in entries][:4] == [
+        (PLAIN, 1), ("full block", 1), ("fixed-1", 1), ("delayed", 1),
+    ]  # fmt: skip
+    found = against_fixed(entries)
+    assert [f["requests"] for f in found] == [1, 2] and set(found[0]["ratio"]) == {"delayed"}
+    best = max(e.throughput for e in entries if e.requests == 1 and e.policy != "delayed")
+    assert found[0]["best_fixed_tok_per_s"] == best
+    json.dumps([entry.as_dict() for entry in entries], allow_nan=False)
+
+
+def test_the_profile_times_every_kind_of_pass_and_rolls_it_back():
+    samples = time_target(TARGET, rows=(1, 4, 9), contexts=(8, 24), repeats=2)
+    kinds = [(s.rows, s.context_tokens, s.requests) for s in samples]
+    assert sorted(kinds) == sorted([(n, c, -(-n // 8)) for n in (1, 4, 9) for c in (8, 24)] * 2)
+    table = profile_target(
+        TARGET, rows=(1, 8), contexts=(8,), repeats=2, drafter=DSPARK, prompts=PROMPTS, config=SHORT
+    )  # fmt: skip
+    assert table.source == "measured" and len(table.samples) == 4 and table.rows == (1, 8)
+    draft = table.draft
+    assert draft.drafter == "dspark" and draft.fixed_s + draft.per_request_s + draft.per_token_s > 0
+    assert {row["requests"] for row in table.run["rounds"]} >= {1, 2, 4}
+    for options, words in (
+        (dict(rows=(0, 1)), "at least 1"), (dict(contexts=(60,)), "do not fit 64"), (dict(repeats=0), "repeats"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            time_target(TARGET, **{"rows": (1,), "contexts": (8,), "repeats": 1, **options})
