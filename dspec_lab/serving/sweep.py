@@ -51,6 +51,8 @@ def sweep(
     if request_rounds < 100:
         raise ValueError(f"request_rounds must be at least 100, got {request_rounds}")
     loads = tuple(concurrency or preset.concurrency)
+    if max(loads) > preset.table.last_row:
+        raise ValueError(f"the cost table covers 1 to {preset.table.last_row} rows, {max(loads)} requests need as many")
     jobs = [(policy.name, policy, preset.acceptance, gate) for policy in policies]
     if preset.mtp is not None:
         jobs.append((MTP, FixedLength(1), preset.mtp, False))

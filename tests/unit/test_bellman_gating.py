@@ -1,0 +1,126 @@
+"""The optimal stopping rule against the search of all rules, and draft gating against the search of all choices."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dspec_lab.scheduler.bellman import ConfidenceChain, fit_chain, solve
+from dspec_lab.scheduler.cost_table import CostTable, DraftCost
+from dspec_lab.scheduler.gating import draft_lengths
+from dspec_lab.scheduler.policies import EarlyStop, RoundView
+
+CHAIN = ConfidenceChain(
+    np.array([0.3, 0.9]), np.array([0.4, 0.6]), np.array([[[0.7, 0.3], [0.2, 0.8]], [[0.6, 0.4], [0.1, 0.9]]])
+)
+# dear to begin with, cheap afterwards: what pays is to go all the way, or not at all
+CLIFF = np.array([0.010, 0.0195, 0.0198, 0.0201])
+
+
+def chance(path: tuple[int, ...]) -> float:
+    """Chance that the confidences are these values."""
+    found = CHAIN.start_M[path[0]]
+    for k in range(1, len(path)):
+        found *= CHAIN.next_GMM[k - 1, path[k - 1], path[k]]
+    return float(found)
+
+
+def rate_of(length_of, round_s: np.ndarray) -> float:
+    """Tokens per second of a rule path -> length, over all paths of confidences."""
+    tokens = seconds = 0.0
+    for path in itertools.product(range(2), repeat=3):
+        length = length_of(path)
+        survival = np.cumprod(CHAIN.values_M[list(path)])
+        tokens += chance(path) * (1 + survival[:length].sum())
+        seconds += chance(path) * round_s[length]
+    return tokens / seconds
+
+
+def best_of_all_rules(round_s: np.ndarray) -> float:
+    """Every rule that goes on or not by the confidences seen so far: one flag for each beginning of a path."""
+    nodes = [p for n in (1, 2, 3) for p in itertools.product(range(2), repeat=n)]
+    best = 0.0
+    for flags in itertools.product((False, True), repeat=len(nodes)):
+        go = dict(zip(nodes, flags, strict=True))
+
+        def length_of(path, go=go):
+            return next((k for k in range(3) if not go[path[: k + 1]]), 3)
+
+        best = max(best, rate_of(length_of, round_s))
+    return best
+
+
+def decisions(rule):
+    def length_of(path):
+        survival = np.cumprod(CHAIN.values_M[list(path)])[None]
+        return int(rule.lengths(RoundView(survival_BG=survival, lens_B=np.array([3])))[0])
+
+    return length_of
+
+
+def test_the_bellman_rule_is_the_best_of_all_that_do_not_look_ahead():
+    best = best_of_all_rules(CLIFF)
+    rule = solve(CHAIN, CLIFF)
+    assert rule.rate_tok_per_s == pytest.approx(best, rel=1e-4)
+    assert rate_of(decisions(rule), CLIFF) == pytest.approx(best, rel=1e-9)
+
+
+def test_it_goes_over_a_cliff_at_which_early_stopping_halts():
+    table = CostTable(rows=(1, 2, 3, 4), seconds=tuple(CLIFF.tolist()))
+    early = decisions(EarlyStop(table))
+    assert [early((1, 1, 1)), early((0, 0, 0))] == [0, 0]
+    rule = decisions(solve(CHAIN, CLIFF))
+    assert [rule((1, 1, 1)), rule((0, 0, 0))] == [3, 0]
+    assert rate_of(rule, CLIFF) > 1.01 * rate_of(early, CLIFF)
+
+
+def test_a_batch_is_refused():
+    with pytest.raises(ValueError, match="one request, got a batch of 2"):
+        solve(CHAIN, CLIFF).lengths(RoundView(survival_BG=np.ones((2, 3)), lens_B=np.array([3, 3])))
+
+
+def test_a_chain_is_found_again_in_what_it_made():
+    rng = np.random.default_rng(0)
+    paths = []
+    for _ in range(3000):
+        path = [rng.choice(2, p=CHAIN.start_M)]
+        for k in range(2):
+            path.append(rng.choice(2, p=CHAIN.next_GMM[k, path[-1]]))
+        paths.append(CHAIN.values_M[path].tolist())
+    found = fit_chain(paths, 3, values=2)
+    np.testing.assert_allclose(found.values_M, CHAIN.values_M, atol=1e-12)
+    np.testing.assert_allclose(found.next_GMM, CHAIN.next_GMM, atol=0.05)
+    with pytest.raises(ValueError, match="no round reaches position 3"):
+        fit_chain([[0.5, 0.5]], 3)
+
+
+def expected_rate(lengths: tuple[int, ...], predicted: np.ndarray, table: CostTable) -> float:
+    tokens = len(lengths) + sum(predicted[r, :n].sum() for r, n in enumerate(lengths))
+    drafting = [n for n in lengths if n]
+    draft_s = table.draft.seconds(len(drafting), sum(drafting))
+    return float(tokens / table.round_s_N(len(lengths), sum(lengths), draft_s=draft_s)[-1])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gating_comes_close_to_the_best_choice_and_never_below_no_drafts(seed):
+    rng = np.random.default_rng(seed)
+    predicted = np.cumprod(rng.uniform(0.2, 0.98, (3, 3)), 1)
+    draft = DraftCost(
+        fixed_s=0.001, per_request_s=float(rng.uniform(0, 0.006)), per_token_s=float(rng.uniform(0, 0.002))
+    )
+    table = CostTable(rows=(1, 16), seconds=(0.010, 0.030), draft=draft)
+    best = max(expected_rate(n, predicted, table) for n in itertools.product(range(4), repeat=3))
+    found = expected_rate(tuple(draft_lengths(predicted, table).tolist()), predicted, table)
+    assert found >= 0.97 * best
+    assert found >= expected_rate((0, 0, 0), predicted, table)
+
+
+def test_block_drafters_draft_whole_blocks_and_probed_requests_draft_in_any_case():
+    predicted = np.array([[0.9, 0.8, 0.1], [0.05, 0.01, 0.0]])
+    table = CostTable(rows=(1, 16), seconds=(0.010, 0.030), draft=DraftCost(per_request_s=0.002))
+    assert draft_lengths(predicted, table).tolist() == [3, 0]
+    assert draft_lengths(predicted, table, probe_B=np.array([False, True])).tolist() == [3, 3]
+    dear = CostTable(rows=(1, 16), seconds=(0.010, 0.030), draft=DraftCost(per_request_s=0.1))
+    assert draft_lengths(predicted, dear).tolist() == [0, 0]

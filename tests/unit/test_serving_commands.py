@@ -1,0 +1,58 @@
+"""`dspec simulate`, `profile` and `serve-bench`: bad input in one line, and results as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dspec_lab.cli.main import main
+from dspec_lab.scheduler.cost_table import CostTable, save_table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["simulate"], "name a --preset"),
+        (["simulate", "--preset", "v9"], "unknown preset 'v9'"),
+        (["simulate", "--preset", "v4-flash", "--policies", "best"], "unknown policy 'best'"),
+        (["simulate", "--preset", "v4-flash", "--policies", "oracle"], "not lossless"),
+        (["simulate", "--preset", "v4-flash", "--requests", "4,x"], "got 'x'"),
+        (["simulate", "--preset", "v4-flash", "--requests", "9999"], "9999 requests need as many"),
+        (["simulate", "--preset", "v4-flash", "--seed", "-1"], "seed must be 0 or more, got -1"),
+        (["simulate", "--cost-table", "none.json"], "no cost table none.json"),
+        (["profile", "--rows", "0"], "row counts must be whole and at least 1, got '0'"),
+        (["profile", "--repeats", "0"], "repeats must be at least 1, got 0"),
+        (["profile", "--drafter", "nobody"], "unknown drafter 'nobody'"),
+        (["serve-bench", "--drafter", "nobody"], "unknown drafter 'nobody'"),
+        (["serve-bench", "--drafter", "lookahead", "--burst", "4"], "give --rate too"),
+        (["serve-bench", "--drafter", "lookahead", "--rate", "0"], "above 0 a second, got 0"),
+        (["serve-bench", "--drafter", "lookahead", "--policies", "retrospective"], "not lossless"),
+        (["serve-bench", "--drafter", "lookahead", "--policies", "full", "--cost-table", "x"], "looks at it"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_clear_line(arguments, words, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1, error
+
+
+def test_a_simulation_from_an_own_table_as_json(tmp_path, capsys):
+    path = save_table(tmp_path / "t.json", CostTable(rows=(1, 64), seconds=(0.01, 0.05), name="toy"))
+    arguments = ["simulate", "--cost-table", str(path), "--policies", "full,delayed", "--requests", "2,4"]
+    assert main([*arguments, "--request-rounds", "200", "--json", "-"]) == 0
+    out = capsys.readouterr()
+    found = json.loads(out.out)
+    assert [(p["policy"], p["requests"]) for p in found["points"]] == [
+        ("full block", 2), ("full block", 4), ("delayed", 2), ("delayed", 4),
+    ]  # fmt: skip
+    assert all(p["throughput_tok_per_s"] > 0 and p["lossless"] for p in found["points"])
+    assert "paper" not in found and found["run"]["settings"]["policies"] == "full,delayed"
+    assert "delayed" in out.err
+
+
+def test_a_flat_table_is_refused(tmp_path, capsys):
+    path = save_table(tmp_path / "flat.json", CostTable(rows=(1, 64), seconds=(0.01, 0.01)))
+    assert main(["simulate", "--cost-table", str(path), "--policies", "early-stop"]) == 2
+    assert "can trim nothing" in capsys.readouterr().err
