@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dspec_lab.config import VERIFICATIONS
 from dspec_lab.drafters.protocol import Drafter
 from dspec_lab.verifier.audit_report import AuditReport, AuditRow
+from dspec_lab.verifier.batch_audit import ragged_row
 from dspec_lab.verifier.cases import TABLE_DRAFTERS, Policy, Scenario
 from dspec_lab.verifier.exact_audit import exact_rows, mutant_row
 from dspec_lab.verifier.mutants import MUTANTS
@@ -58,7 +59,7 @@ def audit(
     samples = check_samples(samples if samples is not None else 400 if quick else 2000)
     jobs = exact_rows(drafters=drafters, extra_drafters=extra_drafters or {}, policies=policies or {}, quick=quick)
     jobs += [lambda r=rule: stream_row(r, samples=samples, seed=seed) for rule in VERIFICATIONS]
-    jobs.append(lambda: batch_independence_row(seed=seed))
+    jobs += [lambda: batch_independence_row(seed=seed), lambda: ragged_row(seed=seed)]
     jobs += more
     for mutant in MUTANTS:
         rules = mutant.rules[:1] if quick else mutant.rules

@@ -97,7 +97,7 @@ MUTANTS: tuple[Mutant, ...] = (
         plant=faults.with_drafter(faults.look_ahead),
     ),
     Mutant(
-        name="faults.retrospective search",
+        name="retrospective search",
         fault="the draft length with the best gain of all lengths, found behind a drop",
         plant=lambda case: replace(case, policy=faults.retrospective, drafter=with_confidence(case.drafter)),  # type: ignore[arg-type]
         scenario="confidence varies",
