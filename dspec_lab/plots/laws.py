@@ -25,6 +25,7 @@ from dspec_lab.plots.style import (
     new_figure,
     style_axes,
 )
+from dspec_lab.verifier.rule_gain import RuleGain
 
 FLOOR = 1e-17  # where an exact zero stands on the log axis
 
@@ -63,6 +64,29 @@ def residual_picture(
     panels[0].set_ylim(0, 1.45 * float(max(p.max(), q.max(), residual.max())))
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=FONT_SIZE + 1)
+    return figure
+
+
+def gain_curves(gains: Mapping[int, RuleGain], *, title: str = "") -> LabFigure:
+    """Expected tokens per round over the draft length, token-wise, by blocks, and the bound of any lossless rule."""
+    if not gains:
+        raise ValueError("no draft length was given")
+    lengths = sorted(gains)
+    last = gains[lengths[-1]]
+    alt = (
+        f"Expected tokens per round for {lengths[0]} to {lengths[-1]} drafts; at {lengths[-1]}: token-wise "
+        f"{last.token:.3f}, by blocks {last.block:.3f}, at most {last.bound:.3f}."
+    )
+    figure = new_figure(6.4, 3.4, alt=alt)
+    axes = figure.add_subplot()
+    lines = (("bound", "no rule keeps more", "^"), ("block", "block verification", "s"), ("token", "token-wise", "o"))
+    for (name, label, marker), color in zip(lines, (GREY, GREEN, BLUE), strict=True):
+        values = [getattr(gains[length], name) for length in lengths]
+        style = "--" if name == "bound" else "-"
+        axes.plot(lengths, values, color=color, marker=marker, markersize=5, linestyle=style, label=label)
+    axes.set_xticks(lengths)
+    style_axes(axes, xlabel="drafted tokens per round", ylabel="expected tokens per round", title=title)
+    add_legend(axes, loc="upper left")
     return figure
 
 

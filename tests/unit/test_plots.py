@@ -18,6 +18,7 @@ from dspec_lab.core.acceptance import acceptance_stats
 from dspec_lab.core.types import RoundRecord
 from dspec_lab.evaluation.paper import paper_table
 from dspec_lab.plots import accepted_length, laws, outcomes, position, speed, style
+from dspec_lab.verifier.rule_gain import RuleGain
 
 
 def record(gamma: int, num_accepted: int, index: int = 0) -> RoundRecord:
@@ -42,6 +43,7 @@ def every_figure() -> list[style.LabFigure]:
         position.acceptance_by_position(stats, paper=paper_table("fig2_conditional_acceptance")),
         laws.residual_picture(P_V, Q_V, list("ABCD")),
         laws.law_gaps({"right": 0.0, "wrong": 0.1}, tolerance=1e-12),
+        laws.gain_curves({1: RuleGain(token=1.6, block=1.6, bound=1.6), 3: RuleGain(token=2.0, block=2.2, bound=2.4)}),
         speed.speed_bars({"plain": [10.0, 12.0], "x": [20.0, 30.0]}, threads=2, verdicts={"x": "equal"}),
     ]
 
@@ -249,3 +251,13 @@ def test_speed_is_a_median_beside_a_verdict():
             speed.speed_bars(rates | change, threads=1, verdicts=verdicts)
     with pytest.raises(ValueError, match="'plain' are missing"):
         speed.speed_bars({"x": [1.0]}, threads=1, verdicts={"x": "equal"})
+
+
+def test_gain_curves_draw_the_three_rules():
+    gains = {2: RuleGain(token=1.5, block=1.75, bound=2.0), 1: RuleGain(token=1.25, block=1.25, bound=1.25)}
+    (axes,) = laws.gain_curves(gains).axes
+    drawn = {line.get_label(): line.get_ydata().tolist() for line in axes.lines}
+    wanted = {"token-wise": [1.25, 1.5], "block verification": [1.25, 1.75], "no rule keeps more": [1.25, 2.0]}
+    assert drawn == {name: pytest.approx(values) for name, values in wanted.items()}
+    with pytest.raises(ValueError, match="no draft length"):
+        laws.gain_curves({})
