@@ -22,7 +22,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         ),
     )
     parser.add_argument("traces", nargs="+", metavar="TRACES", help="Parquet files of dspec eval --trace")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the calibration, as JSON")
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--out", metavar="FILE", help="fit, and write the calibration as JSON")
+    task.add_argument("--check", metavar="FILE", help="judge this calibration on the traces and tell of drift")
     parser.add_argument("--drafter", help="which drafter, where the traces hold several")
     parser.add_argument("--temperature", type=float, help="which sampling temperature, where they hold several")
     parser.add_argument("--method", default="temperature", help=f"{', '.join(METHODS)} (default: temperature)")
@@ -36,7 +38,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit, judge, write, and show the held-out numbers beside those of the other methods."""
+    """Fit, judge, write, and show the held-out numbers of every method; with `--check`, 1 where it finds drift."""
     from dataclasses import asdict
 
     from dspec_lab.bench.record import run_record
@@ -45,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from dspec_lab.calibration.score import mean_error
 
     check_json_target(args.json)
+    if args.check is not None:
+        return _judge(args)
     _check(args)
     drafter_hash = None if args.checkpoint is None else checkpoint_hash(args.checkpoint)
     rounds = read_rounds(args.traces, drafter=args.drafter, temperature=args.temperature)
@@ -82,6 +86,27 @@ def run(args: argparse.Namespace) -> int:
     }
     write_result(args.json, result)
     return 0
+
+
+def _judge(args: argparse.Namespace) -> int:
+    from dataclasses import asdict, replace
+
+    from dspec_lab.bench.record import run_record
+    from dspec_lab.calibration.calibration import load_calibration
+    from dspec_lab.calibration.drift import drift_warnings
+    from dspec_lab.calibration.records import read_rounds
+
+    fitted = load_calibration(args.check)
+    rounds = read_rounds(args.traces, drafter=args.drafter, temperature=args.temperature)
+    before, after = fitted.judge(rounds)
+    found = drift_warnings(fitted, rounds)
+    console = text_console(args.json)
+    console.print(_table(replace(fitted, before=tuple(before), after=tuple(after))))
+    console.print("\n".join(f"drift: {text}" for text in found) or "no drift from the fit", markup=False)
+    settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug")}
+    scores = {"before": [asdict(score) for score in before], "after": [asdict(score) for score in after]}
+    write_result(args.json, {**scores, "drift": found, "run": run_record(settings, args.seed)})
+    return 1 if found else 0
 
 
 def _check(args: argparse.Namespace) -> None:

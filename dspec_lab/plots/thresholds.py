@@ -68,13 +68,16 @@ def threshold_figure(
         axes[2].set_ylim(bottom=0)
     for place, name in zip(axes, titles, strict=False):
         style_axes(place, xlabel="threshold on survival", ylabel="", title=name)
+        # text is what takes time to draw
+        place.locator_params(nbins=4)
         if chosen is not None:
             place.axvline(chosen, color=GREY, linewidth=1, linestyle="--")
         # below the axes, where it hides no curve
         add_legend(place, loc="upper left", bbox_to_anchor=(0.0, -0.22), fontsize=8)
     if title:
         figure.suptitle(title, x=0.01, ha="left")
-    caption(figure, "Recorded whole blocks, cut after the fact. Grey: the DSpark paper, Figure 5, another target.")
+    beside = "" if paper is None else " Grey: the DSpark paper, Figure 5, another target."
+    caption(figure, f"Recorded whole blocks, cut after the fact.{beside}")
     return figure
 
 

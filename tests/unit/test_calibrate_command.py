@@ -6,6 +6,7 @@ import argparse
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from dspec_lab.calibration.calibration import fit_calibration, load_calibration
@@ -48,6 +49,24 @@ def test_it_fits_judges_and_writes(trace, tmp_path, capsys):
     assert result["mean_ece"]["temperature"] < result["mean_ece"]["none"]
     shown = capsys.readouterr().out
     assert "mean held-out ECE of survival" in shown and "AUROC" in shown
+
+
+def test_a_check_refuses_the_prompts_of_the_fit_and_tells_of_drift(trace, tmp_path, capsys):
+    rounds = synthetic_rounds(1200, (2.0, 2.0), prompts=12, level=-1.0, seed=3, drafter="dspark")
+    other = replace(rounds, prompt_I=np.char.add(rounds.prompt_I, " new"))
+    path = fit_calibration(other, resamples=100).save(tmp_path / "sts.json")
+    report = tmp_path / "r.json"
+    # fitted on harder rounds: the confidences of this trace have another shape
+    assert main(["calibrate", str(trace), "--check", str(path), "--json", str(report)]) == 1
+    found = json.loads(report.read_text())
+    assert any("another shape" in text for text in found["drift"]) and len(found["after"]) == 3
+    assert "drift: position 1" in capsys.readouterr().out
+    assert main(["calibrate", str(trace), "--out", str(path)]) == 0
+    assert main(["calibrate", str(trace), "--check", str(path)]) == 2
+    assert "were used to fit and would be judged on" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", str(trace)])
+    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from dspec_lab.calibration.calibration import checkpoint_hash, fit_calibration, load_calibration
 from dspec_lab.calibration.drift import drift_warnings, stability_index
 from dspec_lab.calibration.maps import IsotonicMap, PlattMap, TemperatureMap, logit, sigmoid
-from dspec_lab.calibration.records import read_rounds, rounds_of_rows, survival
+from dspec_lab.calibration.records import read_rounds, rounds_of_rows, survival, trace_paths
 from dspec_lab.calibration.score import mean_error
 from dspec_lab.calibration.split import refuse_leakage, split_by_prompt
 from dspec_lab.calibration.sts import fit_platt, fit_temperatures, survival_labels
@@ -274,6 +274,18 @@ def test_a_trace_file_becomes_rounds(tmp_path):
         assert found.survived_IG.tolist() == [[True, False, False], [True] * 3, [False] * 3]
         assert found.reached_IG.tolist() == [[True, True, False], [True] * 3, [False] * 3]
         assert np.isnan(found.draft_entropy_IG[1]).all()
+
+
+def test_recorded_traces_are_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSPEC_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="recorded are none"):
+        trace_paths()
+    (tmp_path / "traces").mkdir()
+    made = [write_trace(tmp_path / "traces" / name, [row()]) for name in ("b.parquet", "a.parquet")]
+    assert trace_paths() == made[::-1] and trace_paths(["b.parquet"]) == made[:1]
+    assert trace_paths([str(made[0])]) == made[:1]
+    with pytest.raises(FileNotFoundError, match="recorded are a.parquet, b.parquet"):
+        trace_paths(["c.parquet"])
 
 
 def test_a_mixed_trace_needs_a_choice(tmp_path):

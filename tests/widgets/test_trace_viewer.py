@@ -9,8 +9,12 @@ import time
 import numpy as np
 import pytest
 
+from dspec_lab.config import DecodeConfig
+from dspec_lab.drafters.autoregressive import AutoregressiveDrafter
+from dspec_lab.models.toy import TableTarget
 from dspec_lab.plots.style import LabFigure, png_bytes
-from dspec_lab.verifier.trace import write_trace
+from dspec_lab.verifier.decode import generate
+from dspec_lab.verifier.trace import trace_rows, write_trace
 from dspec_lab.widgets.trace_html import write_trace_html
 from dspec_lab.widgets.trace_table import TraceTable, token_texts
 from dspec_lab.widgets.trace_viewer import PAGE, TraceViewer, ViewerState
@@ -147,6 +151,22 @@ def test_a_hundred_thousand_rounds(tmp_path):
     assert time.process_time() - start < 2.0
     assert f"of {count} rounds" in shown.text.value
     assert write_trace_html(tmp_path / "v.html", table, WordTokenizer()).stat().st_size < 40e6
+
+
+@pytest.mark.parametrize("eos_ids", [(), (5,)])
+def test_a_recorded_trace_holds_the_whole_text_but_its_first_token(eos_ids, tmp_path):
+    target = TableTarget.random(8, order=2, sharpness=1.5, seed=1, eos_ids=eos_ids)
+    drafter = AutoregressiveDrafter(TableTarget.random(8, sharpness=1.5, seed=2))
+    for seed in range(4):
+        config = DecodeConfig(gamma=3, temperature=1.0, max_new_tokens=20, seed=seed)
+        run = generate(target, drafter, [0, 1], config, trace=True)
+        rows = trace_rows(run, request_id="r", prompt_id="p", domain="d", drafter="x", temperature=1.0)
+        if not rows:
+            continue
+        table = TraceTable.read(write_trace(tmp_path / "t.parquet", rows))
+        kept = [token.token_id for index in range(len(table)) for token in table.tokens(index)
+                if token.outcome in ("accepted", "extra")]  # fmt: skip
+        assert kept == run.token_ids[1:]
 
 
 def test_token_texts_make_blanks_visible():
