@@ -57,9 +57,14 @@ if repeats < 1:
 # |---|---|
 # | 00 First run (this one) | What does speculative decoding do to a text, and what does it gain? |
 # | [01 Why lossless](01_why_lossless.ipynb) | Why is the output still the target's, whatever the drafter says? |
+# | [02 Entropy](02_entropy_and_acceptance.ipynb) | Which drafts are accepted, and what has the target's own uncertainty to do with it? |
+# | [03 Decay](03_position_decay.ipynb) | If a draft is accepted with chance $p$, do $k$ drafts survive with chance $p^k$? |
+# | [07 Confidence](07_confidence.ipynb) | Does the drafter know when it is wrong, and what is that knowledge worth? |
+# | [08 Scheduler](08_the_prefix_scheduler.ipynb) | How many drafted tokens should a batch verify, and what may that decision look at? |
+# | [11 Serving](11_serving_under_load.ipynb) | How does speculation pay when many users share a GPU, and what does the scheduler add? |
 #
-# Planned, not written yet: entropy, position decay, drafters side by side, sequential heads, training, calibration,
-# scheduling, kernels, speed, serving, published results.
+# Planned, not written yet: drafters side by side, sequential heads, training,
+# kernels, speed, published results.
 
 # %% [markdown]
 # ## Words and signs

@@ -1,0 +1,155 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 07 Confidence
+#
+# **Question.** Does the drafter know when it is wrong, and what is that knowledge worth?
+#
+# **Claim.** Its confidence tells good drafts from bad ones, but states chances that are off. A temperature per position,
+# fitted on other prompts, mends the statement and keeps the order. Cutting blocks where survival is unlikely then
+# trades rejected drafts for tokens; the best threshold depends on what a verified row costs.
+#
+# The confidence $c_k$ is the chance that draft $k$ survives given that all before it did; survival is
+# $a_k = \prod_{i \le k} c_i$. Sequential temperature scaling (STS) goes through $k = 1 \ldots \gamma$ and searches
+# the temperature of $c_k$ that minimises the calibration error (ECE) of $a_k$, earlier positions fixed.
+
+# %% tags=["parameters"]
+trace_files: list = []  # names in data/traces; all of them when empty
+drafter: str = "dspark"
+temperature: float = 1.0  # sampling temperature of the trace
+held_out: float = 0.5  # share of prompts to judge on
+seed: int = 0
+synthetic_rounds_count: int = 20000
+resamples: int = 400  # of the intervals over prompts
+positions: list = [1, 3, 5, 7]  # of the reliability diagrams, as far as the drafter has them
+
+# %%
+from dspec_lab.calibration import calibration as fits
+from dspec_lab.calibration.drift import drift_warnings
+from dspec_lab.calibration.records import read_rounds, trace_paths
+from dspec_lab.calibration.score import mean_error
+from dspec_lab.calibration.split import split_by_prompt
+from dspec_lab.calibration.synthetic import synthetic_rounds
+from dspec_lab.evaluation import thresholds
+from dspec_lab.evaluation.paper import paper_table
+from dspec_lab.plots.calibration import errors_figure, reliability_figure
+from dspec_lab.plots.thresholds import threshold_figure
+from dspec_lab.widgets.confidence_panels import ReliabilityPanel, ThresholdPanel
+
+# %%
+paths = trace_paths(trace_files)
+options = {"held_out": held_out, "seed": seed, "resamples": resamples}
+rounds = read_rounds(paths, drafter=drafter, temperature=temperature)
+shown = [k for k in positions if 1 <= k <= rounds.widest]
+if not shown or synthetic_rounds_count < 1000:
+    raise ValueError(f"need a position in 1..{rounds.widest} and 1000 synthetic rounds, got {positions}, "
+                     f"{synthetic_rounds_count}")
+fit, judge = split_by_prompt(rounds, held_out=held_out, seed=seed)
+print(f"{len(fit)} rounds of {len(fit.prompts)} prompts to fit, {len(judge)} of {len(judge.prompts)} to judge")
+
+# %% [markdown]
+# ## Where the truth is known
+#
+# Made-up rounds whose stated confidences are distorted by known temperatures. The fit must find them, and the held-out
+# error must fall to what chance alone leaves.
+
+# %%
+truth = (2.0, 1.6, 0.7, 1.3, 2.4)
+known = synthetic_rounds(synthetic_rounds_count, truth, prompts=120, seed=seed)
+recovered = fits.fit_calibration(known, **options)
+for k, (wanted, found) in enumerate(zip(truth, recovered.maps), 1):
+    before, after = recovered.before[k - 1].ece, recovered.after[k - 1].ece
+    print(f"position {k}: temperature {found.temperature:.2f} (made with {wanted}), ECE {before:.3f} -> {after:.3f}")
+
+# %% [markdown]
+# ## The drafter's own confidences
+#
+# The same on recorded rounds. Judged on prompts that the fit has not seen; fitting and judging on a shared prompt is
+# refused. The dotted floor is the error that perfect chances would show with so few rounds.
+
+# %%
+fitted = fits.fit_calibration(rounds, **options)
+errors_figure(fitted.before, fitted.after, paper=paper_table("fig6_summary"), title=f"{drafter}, T = {temperature:g}")
+
+# %%
+after = fitted.apply(judge)
+reliability_figure(judge, after, shown, paper=paper_table("fig6_reliability"), title="held-out prompts")
+
+# %% [markdown]
+# A temperature cannot move a confidence of one half. Where a head is biased, Platt scaling (slope and bias) or an
+# isotonic map can do more; with few rounds they can also do worse. All three keep the order at a position.
+
+# %%
+calibrations, mean_errors = {"temperature": fitted}, {"none": mean_error(list(fitted.before))}
+mean_errors["temperature"] = mean_error(list(fitted.after))
+for method in ("platt", "isotonic"):
+    enough = min(int(fit.survived_IG[:, -1].sum()), int((fit.reached_IG & ~fit.survived_IG)[:, -1].sum())) >= 5
+    if enough:
+        calibrations[method] = fits.fit_calibration(rounds, method, **options)
+        mean_errors[method] = mean_error(list(calibrations[method].after))
+print({name: round(value, 4) for name, value in mean_errors.items()})
+print("drift of the held-out half against the fit:", drift_warnings(fitted, judge) or "none")
+
+# %% [markdown]
+# ## Try it: reliability
+
+# %%
+panel = ReliabilityPanel(judge, calibrations, paper=paper_table("fig6_reliability"))
+panel
+
+# %%
+panel.static()
+
+# %% [markdown]
+# ## What a threshold does
+#
+# A block is cut before the first draft whose survival falls below the threshold. Whether draft $k$ is verified then
+# depends on the drafts before it alone, so the output law stays the target's. Recorded whole blocks are cut after the
+# fact; the speed uses the measured times of the trace and of a pass over fewer rows.
+
+# %%
+cost = thresholds.recorded_cost(judge, thresholds.pass_seconds())
+sweep = thresholds.threshold_sweep(after, cost=cost)
+best = thresholds.best_threshold(sweep)
+threshold_figure(sweep, chosen=best.threshold, paper=paper_table("fig5_threshold_sweep"), domain="chat")
+
+# %%
+for domain in after.domains:
+    mine = thresholds.threshold_sweep(after.of_domain(domain), cost=cost)
+    top = thresholds.best_threshold(mine)
+    print(f"{domain}: best threshold {top.threshold:.2f}, {top.tokens_per_s:.1f} tokens/s (whole blocks "
+          f"{mine[0].tokens_per_s:.1f}); gained per row sent {mine[0].verify_rate:.2f} -> {top.verify_rate:.2f}")
+
+# %% [markdown]
+# ## Try it: threshold
+
+# %%
+sweep_panel = ThresholdPanel({"calibrated": after, "raw": judge}, cost=cost, paper=paper_table("fig5_threshold_sweep"))
+sweep_panel
+
+# %%
+sweep_panel.static()
+
+# %% [markdown]
+# ## What was claimed
+
+# %%
+# known temperatures are found, and the held-out error of each position falls to 2 % or what chance leaves
+assert all(abs(m.temperature / t - 1) < 0.2 for m, t in zip(recovered.maps, truth))
+assert all(score.ece <= max(0.02, 1.5 * score.ece_floor) for score in recovered.after)
+# on the drafter the best map's error is 2 %, half of before, or what perfect chances would show with so few rounds
+floor = sum(score.ece_floor for score in fitted.after if score.position) / rounds.widest
+lowest = min(error for name, error in mean_errors.items() if name != "none")
+assert lowest <= max(0.02, 0.5 * mean_errors["none"], 1.5 * floor), (mean_errors, floor)
+# confidences tell survivors from others, and calibration keeps the order of the first position
+assert all(score.auroc is None or score.auroc > 0.5 for score in fitted.after if score.position)
+assert abs(fitted.before[0].auroc - fitted.after[0].auroc) < 1e-6
+# a higher threshold sends and rejects less; the best one is at least as fast as whole blocks
+assert all(a.rejected >= b.rejected and a.accepted >= b.accepted for a, b in zip(sweep, sweep[1:]))
+assert best.tokens_per_s >= sweep[0].tokens_per_s
