@@ -93,9 +93,11 @@ def _score(
     )
     if len(np.unique(prompt_N)) > 1:
         draws = resampled(stated_N, kept_N, prompt_N, num_prompts, bins=bins, resamples=resamples, seed=seed)
-        # resampling adds to an ECE what sampling added already, so its interval is reflected about the estimate
+        # resampling adds to an ECE what sampling added already, so its interval is reflected about the estimate; the
+        # estimate itself stays inside
         low, high = np.quantile(draws["ece"], [0.025, 0.975])
-        bounds["ece_low"], bounds["ece_high"] = max(0.0, 2 * ece - high), min(1.0, max(0.0, 2 * ece - low))
+        bounds["ece_low"] = float(np.clip(2 * ece - high, 0.0, ece))
+        bounds["ece_high"] = float(np.clip(2 * ece - low, ece, 1.0))
         for name in ("auroc", "brier"):
             values = draws[name][np.isfinite(draws[name])]
             if values.size and (name == "brier" or np.isfinite(area)):

@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     console.print(_table(fitted))
     ordered = ", ".join(f"{name} {100 * errors[name]:.1f}" for name in ("none", *METHODS) if name in errors)
     console.print(f"mean held-out ECE of survival over positions, %: {ordered}", markup=False)
+    for text in at_the_edge(fitted):
+        console.print(text, markup=False)
     origin = fitted.provenance
     console.print(
         f"{origin.fit_rounds} rounds of {len(origin.fit_prompts)} prompts fitted, {origin.held_out_rounds} rounds of "
@@ -86,6 +88,19 @@ def run(args: argparse.Namespace) -> int:
     }
     write_result(args.json, result)
     return 0
+
+
+def at_the_edge(fitted: Any) -> list[str]:
+    """A line for each temperature at an end of the grid: no value inside fits, so it should not be trusted."""
+    from dspec_lab.calibration.sts import GRID
+
+    ends = (float(GRID.min()), float(GRID.max()))
+    return [
+        f"position {k}: the temperature {m.temperature:g} is an end of the grid, too few rounds survived or were lost "
+        "there to fit one"
+        for k, m in enumerate(fitted.maps, 1)
+        if m.method == "temperature" and m.temperature in ends
+    ]
 
 
 def _judge(args: argparse.Namespace) -> int:

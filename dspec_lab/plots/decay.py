@@ -34,7 +34,10 @@ def decay_figure(
     )
     beside = "" if paper is None else f" Grey: the paper's conditional acceptance on {domain}, and a run on an A6000."
     figure = new_figure(11.0, 3.8, alt=f"Survival and conditional acceptance by draft position. {words}.{beside}")
+    # fixed margins, with room for the legends: working them out anew slows the panel's redraws
+    figure.set_layout_engine(None)
     left, right = figure.subplots(1, 2, sharey=True)
+    figure.subplots_adjust(left=0.06, right=0.83, top=0.82, bottom=0.22, wspace=0.62)
     for index, (name, r) in enumerate(rows.items()):
         look, k = series_look(index), [row.position for row in r]
         _bars(left, r, "survival", name, look)
@@ -45,8 +48,8 @@ def decay_figure(
         _bars(right, [row for row in r if row.reached >= FEW], "conditional", name, look)
     if paper is not None:
         _paper(right, paper, domain)
-        for line, (name, ends) in zip(PAPER_LINES, A6000.items(), strict=False):
-            left.plot([1, 7], ends, linestyle=line, color=GREY, marker="x", linewidth=0.8, label=f"A6000 run: {name}")
+        for marker, (name, ends) in zip(("x", "+"), A6000.items(), strict=True):
+            left.plot([1, 7], ends, linestyle="none", color=GREY, marker=marker, label=f"A6000 run: {name}")
     style_axes(left, xlabel="draft position k", ylabel="share of rounds", title="survival: drafts 1..k all accepted")
     style_axes(right, xlabel="draft position k", ylabel="", title="conditional: k accepted given 1..k-1")
     left.set_ylim(0, 1.03)

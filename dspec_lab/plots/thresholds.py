@@ -38,7 +38,10 @@ def threshold_figure(
     timed = all(row.tokens_per_s is not None for row in rows)
     best = best_threshold(rows) if timed else None
     figure = new_figure(11.5 if timed else 8.5, 3.7, alt=_words(rows, best))
+    # fixed margins: working them out anew takes a quarter of the drawing, and the panel redraws with each change
+    figure.set_layout_engine(None)
     axes = figure.subplots(1, 3 if timed else 2)
+    figure.subplots_adjust(left=0.04, right=0.99, top=0.84, bottom=0.36, wspace=0.14)
     x = [row.threshold for row in rows]
     kept = [row.accepted for row in rows]
     axes[0].stackplot(
@@ -69,7 +72,7 @@ def threshold_figure(
     for place, name in zip(axes, titles, strict=False):
         style_axes(place, xlabel="threshold on survival", ylabel="", title=name)
         # text is what takes time to draw
-        place.locator_params(nbins=4)
+        place.locator_params(nbins=5)
         if chosen is not None:
             place.axvline(chosen, color=GREY, linewidth=1, linestyle="--")
         # below the axes, where it hides no curve

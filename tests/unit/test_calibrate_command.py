@@ -12,6 +12,7 @@ import pytest
 from dspec_lab.calibration.calibration import fit_calibration, load_calibration
 from dspec_lab.calibration.synthetic import synthetic_rounds
 from dspec_lab.cli import options
+from dspec_lab.cli.calibrate import at_the_edge
 from dspec_lab.cli.main import main
 from dspec_lab.drafters.autoregressive import AutoregressiveDrafter
 from dspec_lab.models.toy import TableTarget
@@ -49,6 +50,13 @@ def test_it_fits_judges_and_writes(trace, tmp_path, capsys):
     assert result["mean_ece"]["temperature"] < result["mean_ece"]["none"]
     shown = capsys.readouterr().out
     assert "mean held-out ECE of survival" in shown and "AUROC" in shown
+
+
+def test_a_temperature_at_an_end_of_the_grid_is_told():
+    made = synthetic_rounds(900, (1.0, 1.0), prompts=12, seed=2)
+    # no second draft ever survives
+    fitted = fit_calibration(replace(made, num_accepted_I=np.minimum(made.num_accepted_I, 1)), resamples=100)
+    assert [text.split(":")[0] for text in at_the_edge(fitted)] == ["position 2"]
 
 
 def test_a_check_refuses_the_prompts_of_the_fit_and_tells_of_drift(trace, tmp_path, capsys):

@@ -101,7 +101,7 @@ def test_score_covers_positions_and_pool_and_its_bounds_hold_the_estimate():
     assert [score.position for score in scores] == [1, 2, 3, None]
     assert scores[-1].cases == 2700
     for score in scores:
-        assert score.ece_low <= score.ece <= score.ece_high or score.ece_low == 0.0
+        assert 0 <= score.ece_low < score.ece < score.ece_high
         assert score.auroc_low < score.auroc < score.auroc_high and score.brier_low < score.brier < score.brier_high
         assert score.ece > 2 * score.ece_floor  # twice too sure of itself is seen
 
