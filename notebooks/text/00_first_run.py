@@ -61,10 +61,10 @@ if repeats < 1:
 # | [03 Decay](03_position_decay.ipynb) | If a draft is accepted with chance $p$, do $k$ drafts survive with chance $p^k$? |
 # | [07 Confidence](07_confidence.ipynb) | Does the drafter know when it is wrong, and what is that knowledge worth? |
 # | [08 Scheduler](08_the_prefix_scheduler.ipynb) | How many drafted tokens should a batch verify, and what may that decision look at? |
+# | [09 Kernels](09_kernels.ipynb) | What is there to fuse in a round of speculative decoding, and what does it save? |
 # | [11 Serving](11_serving_under_load.ipynb) | How does speculation pay when many users share a GPU, and what does the scheduler add? |
 #
-# Planned, not written yet: drafters side by side, sequential heads, training,
-# kernels, speed, published results.
+# Planned, not written yet: drafters side by side, sequential heads, training, speed, published results.
 
 # %% [markdown]
 # ## Words and signs
