@@ -107,7 +107,7 @@ def run_drafter(args: argparse.Namespace) -> int:
     if first:
         for line in expected.lines():
             console.print(line, markup=False)
-    settings = {**config.to_dict(), "responses": args.responses, "target": args.target}
+    settings = {**config.to_dict(), "responses": [Path(path).name for path in args.responses], "target": args.target}
     record = run_record(settings, config.seed, dtype="fp32", model=target.name)
     if args.estimate:
         from dataclasses import asdict
@@ -122,7 +122,7 @@ def run_drafter(args: argparse.Namespace) -> int:
     if first:
         from dspec_lab.training.card import write_card
 
-        tokens = {str(path): count_tokens(read_responses(path)) for path in args.responses}
+        tokens = {Path(path).name: count_tokens(read_responses(path)) for path in args.responses}
         write_card(out / "checkpoint", config, result.state, tokens, target.name, record)
         minutes = result.state.seconds / 60
         console.print(f"{config.drafter}: {result.state.step} steps in {minutes:.1f} min, {result.checkpoint}")

@@ -59,12 +59,15 @@ if repeats < 1:
 # | [01 Why lossless](01_why_lossless.ipynb) | Why is the output still the target's, whatever the drafter says? |
 # | [02 Entropy](02_entropy_and_acceptance.ipynb) | Which drafts are accepted, and what has the target's own uncertainty to do with it? |
 # | [03 Decay](03_position_decay.ipynb) | If a draft is accepted with chance $p$, do $k$ drafts survive with chance $p^k$? |
+# | [04 Drafters](04_drafters_side_by_side.ipynb) | Which drafter gains most, and does it earn back what a round costs? |
+# | [05 Sequential heads](05_a_little_autoregression.ipynb) | Why do guesses made side by side fail along the block? |
+# | [06 Training](06_train_a_drafter.ipynb) | What does it take to teach a small model to guess what the target will say? |
 # | [07 Confidence](07_confidence.ipynb) | Does the drafter know when it is wrong, and what is that knowledge worth? |
 # | [08 Scheduler](08_the_prefix_scheduler.ipynb) | How many drafted tokens should a batch verify, and what may that decision look at? |
 # | [09 Kernels](09_kernels.ipynb) | What is there to fuse in a round of speculative decoding, and what does it save? |
 # | [11 Serving](11_serving_under_load.ipynb) | How does speculation pay when many users share a GPU, and what does the scheduler add? |
 #
-# Planned, not written yet: drafters side by side, sequential heads, training, speed, published results.
+# Planned, not written yet: 10 speed, 12 published results.
 
 # %% [markdown]
 # ## Words and signs

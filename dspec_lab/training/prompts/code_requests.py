@@ -79,6 +79,13 @@ WORDS: dict[str, tuple[str, ...]] = {
         "count_words", "is_prime", "find_max", "merge_lists", "parse_line", "to_binary", "sum_digits", "filter_even",
         "first_repeat", "clean_text", "rotate_left", "add_matrix", "group_by", "is_valid", "compress", "next_date",
     ),
+    "type": (
+        "list[int]", "list[str]", "list[float]", "str", "int", "float", "dict[str, int]", "list[list[int]]", "bool",
+        "tuple[int, int]",
+    ),
+    "argument": (
+        "values", "text", "items", "numbers", "words", "n", "data", "rows", "first", "s",
+    ),
     "bug": (
         "it skips the last element", "it returns None", "it fails on an empty list", "it never stops",
         "it changes the list that was passed in", "it is too slow for long input", "it raises a KeyError",
@@ -120,6 +127,14 @@ TEMPLATES = (
     "Compare {algorithm} with another way to do the same, with code in {language}.",
     'Write a function with this signature and docstring:\n\ndef {name}(values):\n    """Take {items} and {task}."""\n',
     "Complete the function:\n\n```python\ndef {name}(data):\n    # {task}\n```\n\nThe argument is {items}.",
+    "Finish this Python function.\n\n```python\ndef {name}({argument}: {type}) -> {type}:\n"
+    '    """Take {items} and {task}."""\n```',
+    "Here is the head of a Python function. Give the whole function, nothing else.\n\n"
+    "from typing import List\n\ndef {name}({argument}: {type}, k: int) -> {type}:\n"
+    '    """ From {items}, {task}.\n    Use k as the limit where one is needed.\n    """\n',
+    "Write a function to {task}. The input is {items}.",
+    "Write a python function which can {task} for {items}. Call it {name}.",
+    "Write a complete Python program. The input holds {input}. The program prints {output}. Answer with code only.",
     "Write unit tests for a function `{name}` that takes {items} and should {task}.",
     "Write a SQL query on a table `orders` with columns `{column1}`, `{column2}` and `amount` that gives the total "
     "amount for each `{column1}`, largest first.",
