@@ -66,7 +66,8 @@ if repeats < 1:
 # | [08 Scheduler](08_the_prefix_scheduler.ipynb) | How many drafted tokens should a batch verify, and what may that decision look at? |
 # | [09 Kernels](09_kernels.ipynb) | What is there to fuse in a round of speculative decoding, and what does it save? |
 # | [11 Serving](11_serving_under_load.ipynb) | How does speculation pay when many users share a GPU, and what does the scheduler add? |
-#
+
+# %% [markdown]
 # Planned, not written yet: 10 speed, 12 published results.
 
 # %% [markdown]
