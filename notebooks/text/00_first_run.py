@@ -60,7 +60,7 @@ if repeats < 1:
 # | [02 Entropy](02_entropy_and_acceptance.ipynb) | Which drafts are accepted, and what has the target's own uncertainty to do with it? |
 # | [03 Decay](03_position_decay.ipynb) | If a draft is accepted with chance $p$, do $k$ drafts survive with chance $p^k$? |
 # | [04 Drafters](04_drafters_side_by_side.ipynb) | Which drafter gains most, and does it earn back what a round costs? |
-# | [05 Sequential heads](05_a_little_autoregression.ipynb) | Why do guesses made side by side fail along the block? |
+# | [05 Sequential heads](05_a_little_autoregression.ipynb) | Why do guesses made side by side fail along the block, and how little does it take to mend that? |
 # | [06 Training](06_train_a_drafter.ipynb) | What does it take to teach a small model to guess what the target will say? |
 # | [07 Confidence](07_confidence.ipynb) | Does the drafter know when it is wrong, and what is that knowledge worth? |
 # | [08 Scheduler](08_the_prefix_scheduler.ipynb) | How many drafted tokens should a batch verify, and what may that decision look at? |
