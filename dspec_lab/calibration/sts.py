@@ -80,13 +80,17 @@ def _error(predicted_N: np.ndarray, observed_N: np.ndarray, bins: int) -> float:
 def fit_platt(rounds: Rounds) -> tuple[PlattMap, ...]:
     """Slope and bias per position, by maximum likelihood of the verdict on k among the rounds that reached it.
 
-    A slope that would be negative becomes 0: the map must keep the order.
+    A slope that would be negative becomes 0: the map must keep the order. A position with too few verdicts (see
+    `sparse_positions`) takes the map of the one before it; `ValueError` if that is the first.
     """
     from scipy.optimize import minimize
 
     check_fit(rounds)
-    maps = []
+    sparse, maps = sparse_positions(rounds), list[PlattMap]()
     for k in range(rounds.widest):
+        if k in sparse and maps:
+            maps.append(maps[-1])
+            continue
         logit_N, kept_N = _verdicts(rounds, k, "a Platt map")
         sign_N = 2 * kept_N - 1
 
@@ -99,12 +103,18 @@ def fit_platt(rounds: Rounds) -> tuple[PlattMap, ...]:
 
 
 def fit_isotonic(rounds: Rounds) -> tuple[IsotonicMap, ...]:
-    """The best non-decreasing map per position (least squares), from the verdicts on k where it was reached."""
+    """The best non-decreasing map per position (least squares), from the verdicts on k where it was reached.
+
+    A position with too few verdicts takes the map of the one before it; `ValueError` if that is the first.
+    """
     from sklearn.isotonic import IsotonicRegression
 
     check_fit(rounds)
-    maps = []
+    sparse, maps = sparse_positions(rounds), list[IsotonicMap]()
     for k in range(rounds.widest):
+        if k in sparse and maps:
+            maps.append(maps[-1])
+            continue
         logit_N, kept_N = _verdicts(rounds, k, "an isotonic map")
         model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(sigmoid(logit_N), kept_N)
         maps.append(IsotonicMap(*_knots(model.X_thresholds_, model.y_thresholds_)))
@@ -127,6 +137,13 @@ def fit_maps(
     if method == "isotonic":
         return fit_isotonic(rounds)
     raise ValueError(f"method must be temperature, platt or isotonic, got {method!r}")
+
+
+def sparse_positions(rounds: Rounds) -> tuple[int, ...]:
+    """Positions, from 0, that have too few accepted or too few rejected drafts for a Platt or isotonic map."""
+    kept_G = (rounds.reached_IG & rounds.survived_IG.astype(bool)).sum(0)
+    fewest_G = np.minimum(kept_G, rounds.reached_IG.sum(0) - kept_G)
+    return tuple(np.flatnonzero(fewest_G < FEWEST_OF_A_KIND).tolist())
 
 
 def _verdicts(rounds: Rounds, k: int, what: str) -> tuple[np.ndarray, np.ndarray]:

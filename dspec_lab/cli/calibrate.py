@@ -91,11 +91,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def at_the_edge(fitted: Any) -> list[str]:
-    """A line for each temperature at an end of the grid: no value inside fits, so it should not be trusted."""
+    """A line for each map not to be trusted: a temperature at an end of the grid, or a map borrowed from before."""
     from dspec_lab.calibration.sts import GRID
 
     ends = (float(GRID.min()), float(GRID.max()))
-    return [
+    borrowed = [
+        f"position {k}: too few drafts were accepted or rejected there, it takes the map of position {k - 1}"
+        for k, (before, m) in enumerate(zip(fitted.maps, fitted.maps[1:], strict=False), 2)
+        if m.method != "temperature" and m == before
+    ]
+    return borrowed + [
         f"position {k}: the temperature {m.temperature:g} is an end of the grid, too few rounds survived or were lost "
         "there to fit one"
         for k, m in enumerate(fitted.maps, 1)

@@ -15,7 +15,7 @@ from dspec_lab.calibration.maps import IsotonicMap, PlattMap, TemperatureMap, lo
 from dspec_lab.calibration.records import read_rounds, rounds_of_rows, survival, trace_paths
 from dspec_lab.calibration.score import mean_error
 from dspec_lab.calibration.split import refuse_leakage, split_by_prompt
-from dspec_lab.calibration.sts import fit_platt, fit_temperatures, survival_labels
+from dspec_lab.calibration.sts import fit_maps, fit_platt, fit_temperatures, sparse_positions, survival_labels
 from dspec_lab.calibration.synthetic import synthetic_rounds
 from dspec_lab.verifier.trace import write_trace
 
@@ -134,6 +134,17 @@ def test_platt_needs_both_verdicts(rounds):
 
 
 # split and leakage
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
+def test_a_position_with_too_few_verdicts_takes_the_map_before_it(method, rounds):
+    # nothing past position 3 survives
+    cut = replace(rounds, num_accepted_I=np.minimum(rounds.num_accepted_I, 3))
+    assert sparse_positions(rounds) == () and sparse_positions(cut) == (3, 4)
+    maps = fit_maps(cut, method)
+    assert maps[4] == maps[3] == maps[2] != maps[1]
+    with pytest.raises(ValueError, match="position 1 was accepted 0"):
+        fit_maps(replace(rounds, num_accepted_I=0 * rounds.num_accepted_I), method)
 
 
 def test_a_split_shares_no_prompt_and_has_every_domain_on_both_sides(rounds):
