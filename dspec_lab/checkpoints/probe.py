@@ -7,7 +7,7 @@ the slot before or after the one that should propose first, and target layers on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,12 +37,11 @@ class ProbeReport:
 
 @dataclass(slots=True)
 class _Count:
-    hits: int = 0
-    trials: int = 0
+    right: list[bool] = field(default_factory=list)  # of each anchor, in the same order for every reading
 
     @property
     def rate(self) -> float | None:
-        return self.hits / self.trials if self.trials else None
+        return sum(self.right) / len(self.right) if self.right else None
 
 
 @torch.inference_mode()
@@ -95,7 +94,7 @@ def probe_drafter(
                 _count_chain(model, list(text), first, features_NF, choice_T, counts[0])
             anchors += 0 if layer_shift else max(len(text) - first, 0)
     by_layer[0] = by_slot[0]
-    if not by_slot[0].trials:
+    if not by_slot[0].right:
         raise ValueError("the texts are too short: there is no token after any first anchor")
     slot_rates = {shift: count.rate for shift, count in by_slot.items()}
     layer_rates = {shift: count.rate for shift, count in by_layer.items()}
@@ -122,8 +121,7 @@ def _count_blocks(
                 continue
             slot_1D = slots_GD[slot : slot + 1]
             drafted = model.draft(slot_1D, model.head_logits(slot_1D), text[anchor], lambda _, row: int(row.argmax()))
-            count.hits += drafted.token_ids[0] == int(choice_T[anchor])
-            count.trials += 1
+            count.right.append(drafted.token_ids[0] == int(choice_T[anchor]))
 
 
 def _count_chain(
@@ -134,8 +132,7 @@ def _count_chain(
     for anchor in range(first, len(text)):
         next_ids = torch.tensor(text[cache.length + 1 : anchor + 1])
         hidden_1D = model.extend(cache, features_NF[cache.length : anchor], next_ids)
-        count.hits += int(model.to_target_ids(model.logits(hidden_1D).argmax(-1))) == int(choice_T[anchor])
-        count.trials += 1
+        count.right.append(int(model.to_target_ids(model.logits(hidden_1D).argmax(-1))) == int(choice_T[anchor]))
 
 
 def _findings(
@@ -162,13 +159,18 @@ def _findings(
 
 
 def _clearly_better(counts: dict[int, _Count]) -> int | None:
-    """The shift that beats the present reading by more than chance (four standard errors), if any."""
+    """The shift that beats the present reading by more than chance (four standard errors), if any.
+
+    Readings are compared anchor by anchor: most anchors are easy or hard for all of them, which says nothing.
+    """
     best = max(counts, key=lambda shift: counts[shift].rate or 0.0)
-    top, now = counts[best].rate or 0.0, counts[0].rate or 0.0
-    error = (
-        sum(max(r * (1 - r), 1 / n) / n for r, n in ((top, counts[best].trials), (now, counts[0].trials)) if n) ** 0.5
-    )
-    return best if best and top - now > max(4 * error, CLEAR_GAIN) else None
+    if best == 0:
+        return None
+    differences = [int(a) - int(b) for a, b in zip(counts[best].right, counts[0].right, strict=True)]
+    gain, count = sum(differences) / len(differences), len(differences)
+    error = (sum((value - gain) ** 2 for value in differences) / count) ** 0.5 / count**0.5
+    # no difference at all in the other direction must not look like certainty
+    return best if gain > max(4 * max(error, 1 / count), CLEAR_GAIN) else None
 
 
 def _gain(counts: dict[int, _Count], shift: int) -> str:
