@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,9 @@ def write_trace(path: Path | str, rows: Iterable[Mapping[str, Any]]) -> Path:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".parquet")
     os.close(handle)
     try:
-        dataset.to_parquet(temporary)
+        with _no_bars():
+            dataset.to_parquet(temporary)
+        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -112,8 +115,23 @@ def read_trace(path: Path | str) -> Dataset:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no trace file {path}")
-    dataset = Dataset.from_parquet(str(path))
+    with _no_bars():
+        dataset = Dataset.from_parquet(str(path))
     missing = sorted(set(COLUMNS) - set(dataset.column_names))
     if missing:
         raise ValueError(f"{path} is not a trace: it lacks the columns {', '.join(missing)}")
     return dataset
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    # a bar for a file of this size only clutters; in a notebook it even becomes a widget
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    were_on = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if were_on:
+            enable_progress_bars()
