@@ -43,9 +43,7 @@ def test_two_positions_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    "sampling", [PLAIN, SamplingConfig(temperature=0.7, top_k=2)], ids=["T=1", "T=0.7 top-k 2"]
-)
+@pytest.mark.parametrize("sampling", [PLAIN, SamplingConfig(temperature=0.7, top_k=2)], ids=["T=1", "T=0.7 top-k 2"])
 def test_the_sums_are_what_the_verifier_does(seed: int, sampling: SamplingConfig) -> None:
     target = TableTarget.random(3, order=2, sharpness=1.5, seed=seed)
     draft = TableTarget.random(3, order=1, sharpness=1.5, seed=seed + 100)
