@@ -11,9 +11,10 @@
 #
 # **Question.** Which drafter gains most, and does it earn back what a round costs?
 #
-# **Claim.** Trained drafters that read the target's hidden states gain more tokens a round than copying from the text
-# does, and a block drafter proposes all its tokens in one cheap pass. Accepted length alone does not decide: a drafter
-# is faster than plain decoding only if it gains more tokens in a round than the round costs in plain tokens.
+# **Claim.** It depends on the texts. A trained drafter that reads the target's hidden states gains on texts like those
+# it learned from; where an answer repeats its prompt, copying may gain as much for nothing. Accepted length alone does
+# not decide: a drafter is faster than plain decoding only if it gains more tokens in a round than the round costs in
+# plain tokens.
 
 # %% tags=["parameters"]
 drafter_names: list = ["dspark", "dflash", "eagle3", "mtp", "medusa", "lookahead", "prompt_lookup"]
@@ -89,7 +90,8 @@ for row in rows:
 # ## Accepted length
 #
 # On the right the paper's numbers for a 4B target. This target has 135 million weights: its own layers leave less to
-# guess with, its texts are less predictable, and its drafters were trained in an hour.
+# guess with, its texts are less predictable, and its drafters saw
+# few and narrow data.
 
 # %%
 figures.accepted_by_drafter(rows, paper=paper_table("table1"), title=f"T = {temperature:g}, gamma {gamma}")
@@ -145,10 +147,8 @@ print({name: round(value, 2) for name, value in mean.items()})
 # the text stays the target's own
 allowed = (None, True, "inconclusive") if precision.name == "fp32" else (None, True, "inconclusive", "near_tie")
 assert all(row.outputs_equal_plain in allowed for row in rows), [row.outputs_equal_plain for row in rows]
-# the best trained drafter gains more than copying does
-trained = [name for name in names if name in drafters.TRAINED]
-if trained and "prompt_lookup" in names:
-    assert max(mean[name] for name in trained) > mean["prompt_lookup"], mean
+# every trained drafter has some of its guesses accepted
+assert all(mean[name] > 1.1 for name in names if name in drafters.TRAINED), mean
 # speed-up is what accepted length and round cost make it, apart from the ends of texts
 for row in rows:
     cost = (row.draft_ms + row.verify_ms + row.overhead_ms) * row.plain_tokens_per_s / 1e3

@@ -13,7 +13,7 @@
 #
 # **Claim.** A parallel drafter knows only what each position looks like by itself. Where a text can go on in several
 # ways its guesses mix them. A sequential head adds to each position's logits a bias from the one token before it: a
-# low-rank table, a fraction of a percent of a round's work, and the later positions hold.
+# low-rank table, a small part of the drafter's work, and the second position holds.
 
 # %% tags=["parameters"]
 num_prompts: int = 4  # per domain

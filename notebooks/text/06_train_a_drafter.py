@@ -12,8 +12,8 @@
 # **Question.** What does it take to teach a small model to guess what the target will say?
 #
 # **Claim.** The target's own answers, its hidden states over them, and a loss that measures what the verifier will do:
-# $1 - \mathrm{TV}$ is the chance of acceptance, so total variation is trained directly. A minute on two cores takes a
-# drafter from nothing to clearly useful first guesses; how far it gets is then a matter of data and time.
+# $1 - \mathrm{TV}$ is the chance of acceptance, so total variation is trained directly. A minute or two on two cores
+# takes a drafter from nothing to first guesses that are accepted now and then; the rest is data and time.
 
 # %% tags=["parameters"]
 num_sequences: int = 48  # answers of the target to learn from
@@ -88,8 +88,7 @@ print(f"anchors of one step in one answer: {drawn.positions_BA[0].tolist()}")
 # %% [markdown]
 # ## Training
 #
-# The draft layer starts as a copy of the target's last one, which saves more than half of the steps. The first part of
-# the run trains two positions only: most of the gain lies there, and short blocks are cheap.
+# The draft layer starts as a copy of the target's last one. The first part of the run trains two positions only: most of the gain lies there, and short blocks are cheap.
 
 # %%
 log = progress.StepLog()
