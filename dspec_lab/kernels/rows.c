@@ -78,14 +78,14 @@ INLINE f8 exp8(f8 x) {
 #define AHEAD 4608
 
 #define TILE(NAME, T, LOAD, ONE, MR)                                                                                  \
-    INLINE void NAME(const T *W, const float *X, float *Y, long N, long K, long add, int fetch) {                    \
+    INLINE void NAME(const T *W, const float *X, float *Y, long N, long K, long add, int fetch) {                     \
         f8 acc[MR];                                                                                                   \
         for (int j = 0; j < MR; j++) acc[j] = splat(0.0f);                                                            \
         long k = 0;                                                                                                   \
         for (; k + 8 <= K; k += 8) {                                                                                  \
             if (fetch && (k * (long)sizeof(T) & 63) == 0) __builtin_prefetch((const char *)(W + k) + AHEAD, 0, 3);    \
             f8 w = LOAD(W + k);                                                                                       \
-            for (int j = 0; j < MR; j++) acc[j] = madd(w, load_f32(X + j * K + k), acc[j]);               \
+            for (int j = 0; j < MR; j++) acc[j] = madd(w, load_f32(X + j * K + k), acc[j]);                           \
         }                                                                                                             \
         for (int j = 0; j < MR; j++) {                                                                                \
             float total = sum8(acc[j]);                                                                               \
@@ -94,13 +94,16 @@ INLINE f8 exp8(f8 x) {
         }                                                                                                             \
     }
 
-/* The same for 3 weight rows at once: each number of X that is read serves 3 products. Bit for bit the same result. */
+/* The same for 3 weight rows at once: each number of X that is read serves 3 products. Bit for bit the same result.
+ * Where asked, the next 3 rows are fetched meanwhile. */
 #define TRIO(NAME, T, LOAD, ONE, MR)                                                                                  \
-    INLINE void NAME(const T *W, const float *X, float *Y, long N, long K, long add) {                                \
+    INLINE void NAME(const T *W, const float *X, float *Y, long N, long K, long add, int fetch) {                     \
         f8 acc[MR][3];                                                                                                \
         for (int j = 0; j < MR; j++) acc[j][0] = acc[j][1] = acc[j][2] = splat(0.0f);                                 \
         long k = 0;                                                                                                   \
         for (; k + 8 <= K; k += 8) {                                                                                  \
+            if (fetch && (k * (long)sizeof(T) & 63) == 0)                                                             \
+                for (int i = 0; i < 3; i++) __builtin_prefetch(W + (3 + i) * K + k, 0, 3);                            \
             f8 w0 = LOAD(W + k), w1 = LOAD(W + K + k), w2 = LOAD(W + 2 * K + k);                                      \
             for (int j = 0; j < MR; j++) {                                                                            \
                 f8 x = load_f32(X + j * K + k);                                                                       \
@@ -117,10 +120,12 @@ INLINE f8 exp8(f8 x) {
             }                                                                                                         \
     }
 
-/* Up to 8 rows memory is the limit: one weight row at a time, for all rows. Beyond, arithmetic is: a group of at most 4
- * rows stays in the first cache while UNIT times 3 weight rows pass. What is left of N goes by one weight row.
+/* Up to 8 rows memory is the limit: one weight row at a time, for all rows. Beyond, arithmetic is, and so it is where 7
+ * or 8 rows are too wide for the first cache: a group of at most 4 rows stays there while UNIT times 3 weight rows
+ * pass. What is left of N goes by one weight row.
  * Groups are of nearly equal size: few chains would wait for each other. */
 #define UNIT 8
+#define WIDE 1024
 
 #define LINEAR(NAME, T, LOAD, ONE)                                                                                    \
     TILE(NAME##_1, T, LOAD, ONE, 1) TILE(NAME##_2, T, LOAD, ONE, 2)                                                   \
@@ -149,20 +154,20 @@ INLINE f8 exp8(f8 x) {
     static void NAME##_trios(const T *W, const float *X, float *Y, long M, long N, long K, long add, long count) {    \
         const long groups = (M + 3) / 4;                                                                              \
         for (long g = 0; g < groups; g++) {                                                                           \
-            const long m = g * M / groups, size = (g + 1) * M / groups - m;                                           \
+            const long m = g * M / groups, size = (g + 1) * M / groups - m; const int f = g == 0;                     \
             for (long t = 0; t < count; t++) {                                                                        \
                 const T *w = W + 3 * t * K; const float *x = X + m * K; float *y = Y + m * N + 3 * t;                 \
                 switch (size) {                                                                                       \
-                case 1: NAME##_3x1(w, x, y, N, K, add); break;                                                        \
-                case 2: NAME##_3x2(w, x, y, N, K, add); break;                                                        \
-                case 3: NAME##_3x3(w, x, y, N, K, add); break;                                                        \
-                default: NAME##_3x4(w, x, y, N, K, add);                                                              \
+                case 1: NAME##_3x1(w, x, y, N, K, add, f); break;                                                     \
+                case 2: NAME##_3x2(w, x, y, N, K, add, f); break;                                                     \
+                case 3: NAME##_3x3(w, x, y, N, K, add, f); break;                                                     \
+                default: NAME##_3x4(w, x, y, N, K, add, f);                                                           \
                 }                                                                                                     \
             }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
     void NAME(const T *W, const float *X, float *Y, long M, long N, long K, long add) {                               \
-        if (M <= 8) {                                                                                                 \
+        if (M <= 6 || (M <= 8 && K <= WIDE)) {                                                                        \
             _Pragma("omp parallel for schedule(static)") for (long n = 0; n < N; n++)                                 \
                 NAME##_row(W + n * K, X, Y + n, M, N, K, add);                                                        \
             return;                                                                                                   \
