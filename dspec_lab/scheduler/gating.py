@@ -7,48 +7,80 @@ only, so it is lossless whatever it decides. (The DSpark paper leaves it open.)
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float, Integer
 
 from dspec_lab.scheduler.admission import best_budget, falling, present, rates, top_k_lengths
 from dspec_lab.scheduler.cost_table import CostTable
 
-PROBE_EVERY = 16  # rounds after which a request that skips drafts again, to see whether that has changed
+PROBE_SHARE = 0.01  # of the time that may go into drafts of requests that skip, to see whether that has changed
 
 
 def draft_lengths(
-    predicted_BG: Float[np.ndarray, "B G"],
-    table: CostTable,
-    *,
-    context_tokens: float | None = None,
-    probe_B: Bool[np.ndarray, " B"] | None = None,
+    predicted_BG: Float[np.ndarray, "B G"], table: CostTable, *, context_tokens: float | None = None
 ) -> Integer[np.ndarray, " B"]:
     """Drafts to ask of each request's drafter, 0..G, that maximise expected tokens per second of the coming round.
 
     `predicted_BG` is the survival expected from earlier rounds. Requests are taken by falling gain; all numbers of
-    drafting requests are compared, none included. Where drafted tokens cost nothing each (block drafters) a request
-    drafts its whole block or nothing; otherwise only as far as verification would follow. `probe_B`: requests that
-    draft in any case.
+    drafting requests are compared, none included. Where drafted tokens cost nothing each a request drafts its whole
+    block or nothing; otherwise only as far as verification would follow.
     """
     B, G = predicted_BG.shape
     draft = table.draft
-    free_s = draft.seconds(B, B * G)
     chances_BG = present(predicted_BG, np.full(B, G))
     falling_N = falling(chances_BG)
     round_s_N = table.round_s_N(B, B * G, context_tokens=context_tokens)
-    budget = best_budget(rates(falling_N, B, round_s_N[: len(falling_N) + 1] + free_s))
-    wanted_B = top_k_lengths(chances_BG, budget)
-    gain_B = np.where(np.arange(G) < wanted_B[:, None], predicted_BG, 0.0).sum(1)
-    order_B = np.argsort(-gain_B, kind="stable")
-    verified_B = np.cumsum(wanted_B[order_B])
-    drafted_B = np.cumsum(np.where(wanted_B > 0, wanted_B if draft.per_token_s else G, 0)[order_B])
-    drafting_B = np.arange(1, B + 1)
-    draft_s_B = draft.fixed_s + draft.per_request_s * drafting_B + draft.per_token_s * drafted_B
-    rate_B = (B + np.cumsum(gain_B[order_B])) / (round_s_N[verified_B] + draft_s_B)
-    best = int(rate_B.argmax())
-    found_B = np.zeros(B, dtype=np.int64)
-    if rate_B[best] > B / round_s_N[0]:
-        chosen_B = order_B[: best + 1]
-        found_B[chosen_B] = wanted_B[chosen_B] if draft.per_token_s else np.where(wanted_B[chosen_B] > 0, G, 0)
-    if probe_B is not None:
-        found_B[probe_B] = np.maximum(found_B[probe_B], G)
+    per_draft_N = draft.per_token_s * np.arange(len(falling_N) + 1)
+    best_rate, found_B, drafting = B / round_s_N[0], np.zeros(B, dtype=np.int64), B
+    # the share of drafting that is paid by request depends on who drafts: first all, then those that are left
+    for _ in range(2):
+        paid_s = draft.fixed_s + draft.per_request_s * drafting
+        budget = best_budget(rates(falling_N, B, round_s_N[: len(falling_N) + 1] + per_draft_N + paid_s))
+        wanted_B = top_k_lengths(chances_BG, budget)
+        gain_B = np.where(np.arange(G) < wanted_B[:, None], predicted_BG, 0.0).sum(1)
+        order_B = np.argsort(-gain_B, kind="stable")
+        verified_B = np.cumsum(wanted_B[order_B])
+        drafted_B = np.cumsum(np.where(wanted_B > 0, wanted_B if draft.per_token_s else G, 0)[order_B])
+        draft_s_B = draft.fixed_s + draft.per_request_s * np.arange(1, B + 1) + draft.per_token_s * drafted_B
+        rate_B = (B + np.cumsum(gain_B[order_B])) / (round_s_N[verified_B] + draft_s_B)
+        drafting = int(rate_B.argmax()) + 1
+        if rate_B[drafting - 1] > best_rate:
+            best_rate, found_B = float(rate_B[drafting - 1]), np.zeros(B, dtype=np.int64)
+            chosen_B = order_B[:drafting]
+            found_B[chosen_B] = wanted_B[chosen_B] if draft.per_token_s else np.where(wanted_B[chosen_B] > 0, G, 0)
     return found_B
+
+
+class ProbePurse:
+    """Lets requests that skip draft now and then, at a fixed share of the time whatever the load.
+
+    A probe by the number of rounds would cost little on a quiet machine and a tenth of a busy one's throughput.
+    """
+
+    def __init__(self, share: float = PROBE_SHARE) -> None:
+        if not 0 <= share < 1:
+            raise ValueError(f"the share of time for probes must lie in 0..1, got {share}")
+        self._share, self._saved_s = share, 0.0
+
+    def add(
+        self,
+        wanted_B: Integer[np.ndarray, " B"],
+        skipped_B: Float[np.ndarray, " B"],
+        may_B: Integer[np.ndarray, " B"],
+        table: CostTable,
+    ) -> Integer[np.ndarray, " B"]:
+        """`wanted_B` with at most one request more, which drafts 1: the one that has skipped longest, if it can be paid.
+
+        `skipped_B` are rounds since a request drafted (infinite: never); `may_B` the drafts it has room for.
+        """
+        round_s_N = table.round_s_N(len(wanted_B), 1)
+        self._saved_s += self._share * float(round_s_N[0])
+        waiting_B = np.flatnonzero((wanted_B == 0) & (may_B > 0))
+        cost_s = table.draft.seconds(1, 1) + float(round_s_N[1] - round_s_N[0])
+        if not len(waiting_B) or self._saved_s < cost_s:
+            # no more is saved up than one probe costs, or a long quiet time would be followed by many
+            self._saved_s = min(self._saved_s, cost_s)
+            return wanted_B
+        self._saved_s -= cost_s
+        probed_B = wanted_B.copy()
+        probed_B[waiting_B[int(skipped_B[waiting_B].argmax())]] = 1
+        return probed_B

@@ -1,56 +1,111 @@
-"""What earlier rounds tell about the coming one: acceptance by position, for drafters that give no confidences."""
+"""What earlier rounds tell about the coming one: acceptance by position, and by how much confidences were off.
+
+One implementation for the real batch and for the simulator: everything works on rows, one a request. Fed after a round
+is settled and asked before the next is drafted, it depends on earlier rounds alone, so decisions on it stay lossless.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 
-OWN_WEIGHT = 8.0  # rounds of all requests' average that a request's own counts are mixed with
+OWN_WEIGHT = 4.0  # rounds of all requests' average that a request's own counts are mixed with
 PRIOR_ROUNDS = 2.0  # and rounds of `PRIOR` that the average starts from
 PRIOR = 0.7
-DECAY = 0.97  # of a request's own counts, per round: texts change
+DECAY = 0.95  # of a request's own counts, per drafted round: texts change
+STEP_ALL, STEP_OWN = 0.03, 0.2  # logits by which one wrong verdict moves the shift of all requests, and a request's own
+MOST_SHIFT = 3.0
+CERTAIN = 1e-4  # confidences are kept this far from 0 and 1 before their logit is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is kept of requests, one row each; `settle` changes it in place."""
+
+    counts_B2G: Float[np.ndarray, "B 2 G"]  # rounds that reached a position, and those that kept it
+    shift_B: Float[np.ndarray, " B"]  # logits
+
+    @classmethod
+    def new(cls, requests: int, gamma: int) -> Standing:
+        """Of requests without a round."""
+        return cls(np.zeros((requests, 2, gamma)), np.zeros(requests))
+
+    def rows(self, at: Integer[np.ndarray, " B"]) -> Standing:
+        """A copy of some rows."""
+        return Standing(self.counts_B2G[at], self.shift_B[at])
+
+    def put(self, at: Integer[np.ndarray, " B"], rows: Standing) -> None:
+        """Write `rows` back."""
+        self.counts_B2G[at], self.shift_B[at] = rows.counts_B2G, rows.shift_B
 
 
 class AcceptanceHistory:
-    """Conditional acceptance by position: each request's own recent rounds, drawn towards the average of all.
+    """Conditional acceptance by position over all requests, and how a request's own rounds differ from it.
 
-    Position k counts a round only if drafts 1..k-1 were accepted and k was verified, so short verification does not
-    bias it. Fed after a round is settled, it depends on earlier rounds alone, which keeps a decision on it lossless.
+    Position k counts a round only where drafts 1..k-1 were accepted. A draft that was not verified counts by its
+    corrected confidence, as far as there is one: else low chances, which policies cut, would be missing from the mean.
     """
 
     def __init__(self, gamma: int) -> None:
         if gamma < 1:
             raise ValueError(f"gamma must be at least 1, got {gamma}")
         self.gamma = gamma
-        self._all_2G = np.zeros((2, gamma))  # reached, kept
-        self._own: dict[Hashable, np.ndarray] = {}
-
-    def add(self, request: Hashable, verified: int, accepted: int) -> None:
-        """One settled round of `request`: so many drafts verified, so many of them accepted."""
-        if not 0 <= accepted <= verified <= self.gamma:
-            raise ValueError(f"{accepted} of {verified} drafts accepted, gamma is {self.gamma}")
-        seen_2G = np.zeros((2, self.gamma))
-        seen_2G[0, : min(verified, accepted + 1)] = 1
-        seen_2G[1, :accepted] = 1
-        self._all_2G += seen_2G
-        own_2G = self._own.setdefault(request, np.zeros((2, self.gamma)))
-        own_2G *= DECAY
-        own_2G += seen_2G
-
-    def forget(self, request: Hashable) -> None:
-        """Drop a request that has ended."""
-        self._own.pop(request, None)
+        self._all_2G = np.zeros((2, gamma))
+        self._shift_G = np.zeros(gamma)
 
     def average(self) -> Float[np.ndarray, " G"]:
         """Conditional acceptance over all requests so far; `PRIOR` before any."""
         return (self._all_2G[1] + PRIOR_ROUNDS * PRIOR) / (self._all_2G[0] + PRIOR_ROUNDS)
 
-    def survival(self, request: Hashable) -> Float[np.ndarray, " G"]:
-        """Expected survival by position of the request's next drafts."""
-        average_G = self.average()
-        own_2G = self._own.get(request)
-        if own_2G is None:
-            return np.cumprod(average_G)
-        return np.cumprod((own_2G[1] + OWN_WEIGHT * average_G) / (own_2G[0] + OWN_WEIGHT))
+    def chances(self, standing: Standing) -> Float[np.ndarray, "B G"]:
+        """Expected conditional acceptance of each request's next drafts."""
+        reached_BG, kept_BG = standing.counts_B2G[:, 0], standing.counts_B2G[:, 1]
+        return (kept_BG + OWN_WEIGHT * self.average()) / (reached_BG + OWN_WEIGHT)
+
+    def corrected(self, confidence_BG: Float[np.ndarray, "B G"], standing: Standing) -> Float[np.ndarray, "B G"]:
+        """Confidences shifted by what earlier verdicts said of them, by position and by request.
+
+        Each is a function of the raw one alone and of earlier rounds, so it knows nothing that the raw one does not.
+        """
+        sure_BG = np.clip(confidence_BG, CERTAIN, 1 - CERTAIN)
+        logit_BG = np.log(sure_BG / (1 - sure_BG)) + self._shift_G[: sure_BG.shape[1]] + standing.shift_B[:, None]
+        shifted_BG = 1 / (1 + np.exp(-logit_BG))
+        # where nothing was learned the confidences stay as they are, 0 and 1 included
+        moved_BG = (self._shift_G[: sure_BG.shape[1]] + standing.shift_B[:, None]) != 0
+        return np.where(moved_BG, shifted_BG, confidence_BG)
+
+    def settle(
+        self,
+        standing: Standing,
+        lens_B: Integer[np.ndarray, " B"],
+        verified_B: Integer[np.ndarray, " B"],
+        accepted_B: Integer[np.ndarray, " B"],
+        chance_BG: Float[np.ndarray, "B G"] | None = None,
+    ) -> None:
+        """One settled round: so many drafts made, verified and accepted; `chance_BG` as `corrected` gave them."""
+        if ((accepted_B > verified_B) | (verified_B > lens_B) | (lens_B > self.gamma) | (accepted_B < 0)).any():
+            raise ValueError(
+                f"{accepted_B.tolist()} of {verified_B.tolist()} verified and {lens_B.tolist()} drafted were accepted, "
+                f"gamma is {self.gamma}"
+            )
+        at_G = np.arange(self.gamma)
+        judged_BG = at_G < np.minimum(verified_B, accepted_B + 1)[:, None]
+        kept_BG = at_G < accepted_B[:, None]
+        reached_BG, gained_BG = judged_BG.astype(float), kept_BG.astype(float)
+        if chance_BG is not None:
+            wrong_BG = np.where(judged_BG, kept_BG - chance_BG, 0.0)
+            self._shift_G = np.clip(self._shift_G + STEP_ALL * wrong_BG.sum(0), -MOST_SHIFT, MOST_SHIFT)
+            standing.shift_B[:] = np.clip(standing.shift_B + STEP_OWN * wrong_BG.sum(1), -MOST_SHIFT, MOST_SHIFT)
+            # behind the last verified draft, if it was accepted: what the confidences say would have come
+            open_BG = (at_G >= verified_B[:, None]) & (at_G < lens_B[:, None]) & (accepted_B == verified_B)[:, None]
+            onward_BG = np.where(open_BG, chance_BG, 1.0).cumprod(1)
+            before_BG = np.concatenate([np.ones((len(lens_B), 1)), onward_BG[:, :-1]], 1)
+            reached_BG += np.where(open_BG, before_BG, 0.0)
+            gained_BG += np.where(open_BG, onward_BG, 0.0)
+        self._all_2G += np.stack([reached_BG.sum(0), gained_BG.sum(0)])
+        drafted_B11 = (lens_B > 0)[:, None, None]
+        standing.counts_B2G[:] = np.where(
+            drafted_B11, DECAY * standing.counts_B2G + np.stack([reached_BG, gained_BG], 1), standing.counts_B2G
+        )

@@ -25,7 +25,8 @@ from dspec_lab.models.protocol import Features, Taps, TargetRows
 from dspec_lab.verifier.request import OnTokens, Request
 from dspec_lab.verifier.stopping import TokenDecoder
 
-# decides how many drafts of each active request are verified this round, given the requests after drafting
+# decides how many drafts of each active request are verified this round, given the requests after drafting; or how many
+# its drafter is asked for, given them before
 LengthPolicy = Callable[[Sequence[Request]], Sequence[int]]
 
 
@@ -55,9 +56,14 @@ class RaggedBatch:
     """The requests that share passes of one lean decoder."""
 
     def __init__(
-        self, target: LeanDecoder, *, tokenizer: TokenDecoder | None = None, policy: LengthPolicy | None = None
+        self,
+        target: LeanDecoder,
+        *,
+        tokenizer: TokenDecoder | None = None,
+        policy: LengthPolicy | None = None,
+        gate: LengthPolicy | None = None,
     ) -> None:
-        self.target, self._tokenizer, self._policy = target, tokenizer, policy
+        self.target, self._tokenizer, self._policy, self._gate = target, tokenizer, policy, gate
         self._active: dict[str, Request] = {}
         self.rounds: list[BatchRound] = []
 
@@ -91,6 +97,9 @@ class RaggedBatch:
             return {}
         requests = list(self._active.values())
         start = time.perf_counter()
+        if self._gate is not None:
+            for request, length in zip(requests, self._gate(requests), strict=True):
+                request.gamma = length
         feeds = [request.next_rows() for request in requests]
         if self._policy is not None:
             lengths = self._policy(requests)
