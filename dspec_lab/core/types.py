@@ -30,7 +30,8 @@ class Proposal:
 
     token_ids: tuple[int, ...]
     draft_probs_GV: Tensor | None = None  # fp32 or wider, rows sum to 1, after the sampling filters
-    draft_logits_GV: Tensor | None = None  # raw logits, for traces only (may cover a reduced vocabulary)
+    draft_logits_GV: Tensor | None = None  # raw logits, for traces and a tree's next best tokens
+    logit_ids_V: Tensor | None = None  # target ids of the logits' columns where they cover a reduced vocabulary
     confidence_G: tuple[float, ...] | None = None  # conditional survival c_k in [0, 1]
 
     def __post_init__(self) -> None:
@@ -63,6 +64,7 @@ class Proposal:
             token_ids=self.token_ids[:length],
             draft_probs_GV=None if self.draft_probs_GV is None else self.draft_probs_GV[:length],
             draft_logits_GV=None if self.draft_logits_GV is None else self.draft_logits_GV[:length],
+            logit_ids_V=self.logit_ids_V,
             confidence_G=None if self.confidence_G is None else self.confidence_G[:length],
         )
 

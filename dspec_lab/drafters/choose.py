@@ -38,7 +38,11 @@ class TokenChooser:
             None if confidence_logits_G is None else tuple(torch.sigmoid(confidence_logits_G.double()).tolist())
         )
         return Proposal(
-            token_ids=token_ids, draft_probs_GV=probs_GV, draft_logits_GV=logits_GW, confidence_G=confidence
+            token_ids=token_ids,
+            draft_probs_GV=probs_GV,
+            draft_logits_GV=logits_GW,
+            logit_ids_V=self._model.target_ids_W,
+            confidence_G=confidence,
         )
 
 

@@ -123,16 +123,21 @@ def widen(proposal: Proposal, width: int, vocab_size: int, draws: DraftDraws) ->
     """A tree around a chain: at each position `width - 1` more candidates beside the drafted token, without children.
 
     A sampled draft's candidates are drawn from its own rows without replacement; a greedy one's are its next best
-    tokens, for which it must give logits over the target's vocabulary. Width 1 is the chain itself.
+    tokens, for which it must give logits (over a reduced vocabulary with the ids of its tokens). Width 1 is the chain
+    itself.
     """
     if width < 1:
         raise ValueError(f"a tree needs a width of at least 1, got {width}")
     gamma, dense = proposal.gamma, proposal.draft_probs_GV
     if gamma + gamma * (width - 1) > MAX_NODES:
         raise ValueError(f"{gamma} positions of width {width} make {gamma * width} drafts; a tree holds {MAX_NODES}")
-    logits = proposal.draft_logits_GV
-    if width > 1 and gamma and dense is None and (logits is None or logits.shape[-1] != vocab_size):
-        raise ValueError("the drafter gives no logits over the target's vocabulary to take further candidates from")
+    logits, ids = proposal.draft_logits_GV, proposal.logit_ids_V
+    if width > 1 and gamma and dense is None:
+        if logits is None:
+            raise ValueError("the drafter gives no logits to take further candidates from")
+        covered = vocab_size if ids is None else len(ids)
+        if logits.shape[-1] != covered:
+            raise ValueError(f"the drafter gives {logits.shape[-1]} logits a position for {covered} tokens")
     tokens, parents, laws = list[int](), list[int](), dict[int, Tensor]()
     spine = 0
     for k, token in enumerate(proposal.token_ids):
@@ -147,7 +152,8 @@ def widen(proposal: Proposal, width: int, vocab_size: int, draws: DraftDraws) ->
                 chosen.append(draws.categorical(extra * gamma + k, left_V))
                 left_V[chosen[-1]] = 0.0
         elif width > 1:
-            best = logits[k].topk(min(width, vocab_size)).indices.tolist()  # type: ignore[index]
+            best_C = logits[k].topk(min(width, logits.shape[-1])).indices  # type: ignore[index,union-attr]
+            best = (best_C if ids is None else ids[best_C]).tolist()
             chosen += [other for other in best if other != token][: width - 1]
         for index, candidate in enumerate(chosen):
             tokens.append(candidate)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,13 +11,13 @@ from hypothesis import strategies as st
 
 from dspec_lab.config import DecodeConfig, SamplingConfig
 from dspec_lab.core.sampling import law
-from dspec_lab.core.streams import Chooser, DraftDraws
+from dspec_lab.core.streams import Chooser, DraftDraws, RandomStreams
 from dspec_lab.core.types import Proposal
 from dspec_lab.drafters.autoregressive import AutoregressiveDrafter
 from dspec_lab.models.toy import TableTarget
 from dspec_lab.verifier.decode import generate
 from dspec_lab.verifier.enumerate import output_law
-from dspec_lab.verifier.tiny import tiny_decoder
+from dspec_lab.verifier.tiny import NEURAL_DRAFTERS, tiny_decoder
 from dspec_lab.verifier.tree import DraftTree, extend_tree, generate_tree, keep_path, verify_tree, widen
 
 PROMPT = [0]
@@ -120,3 +122,23 @@ def test_bad_trees_are_refused_by_name() -> None:
     target = tiny_decoder()
     with pytest.raises(ValueError, match="token-wise, not by the rule 'block'"):
         generate_tree(target, AutoregressiveDrafter(target), [1], DecodeConfig(verification="block"))
+
+
+def test_candidates_from_a_reduced_vocabulary_are_target_tokens() -> None:
+    proposal = Proposal((30,), None, torch.tensor([[0.5, 2.0, 1.0, -1.0]]), torch.tensor([7, 30, 12, 3]))
+    draws = DraftDraws(RandomStreams(0, "0"), 0)
+    assert widen(proposal, 3, 40, draws).token_ids == (30, 12, 7)
+    assert widen(replace(proposal, logit_ids_V=None), 3, 4, draws).token_ids[1:] == (1, 2)
+    with pytest.raises(ValueError, match="4 logits a position for 40 tokens"):
+        widen(replace(proposal, logit_ids_V=None), 3, 40, draws)
+    assert proposal.prefix(0).logit_ids_V is proposal.logit_ids_V
+
+
+@pytest.mark.parametrize("name", ["dspark", "medusa"])
+def test_greedy_trees_of_neural_drafters_are_plain_text(name: str) -> None:
+    target = tiny_decoder(40, seed=5)
+    drafter = NEURAL_DRAFTERS[name](target)
+    config = DecodeConfig(gamma=3, max_new_tokens=24, ignore_eos=True)
+    tree = generate_tree(target, drafter, [4, 9], config, width=3)
+    assert tree.token_ids == generate(target, None, [4, 9], config).token_ids
+    assert max(r.verified_rows for r in tree.rounds) > 1 + config.gamma
