@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from dspec_lab.config import SamplingConfig
 from dspec_lab.core.streams import DraftDraws
@@ -34,18 +35,23 @@ class DSparkDrafter:
 
 
 class BlockSession:
-    """One request's draft cache and anchor."""
+    """One request's draft cache and anchor.
+
+    After the prompt, features wait until something is drafted: a request that skips drafting (see `scheduler.gating`)
+    then pays for its rows once, in one pass, when it drafts again.
+    """
 
     def __init__(self, model: BlockDraftModel, name: str, capacity: int) -> None:
         self._model = model
         self._name = name
         self._cache = model.new_cache(capacity)
         self._anchor: int | None = None
+        self._waiting: list[Tensor] = []
 
     @property
     def context_length(self) -> int:
-        """Committed tokens whose features the draft context holds."""
-        return self._cache.length
+        """Committed tokens whose features the draft context holds, or will hold when it drafts next."""
+        return self._cache.length + sum(rows_NF.shape[0] for rows_NF in self._waiting)
 
     @property
     def cache_bytes(self) -> int:
@@ -57,7 +63,13 @@ class BlockSession:
         """Append the features of the committed rows; the newest token becomes the anchor."""
         tapped_NF = None if commit.features is None else commit.features.tapped_NF
         rows_NF = context_rows(commit, tapped_NF, first=self._anchor is None, name=self._name)
-        self._model.append_context(self._cache, rows_NF)
+        self._waiting.append(rows_NF)
+        if self.context_length > self._cache.capacity:
+            raise ValueError(
+                f"{self.context_length} context tokens exceed the draft cache's capacity {self._cache.capacity}"
+            )
+        if self._anchor is None:
+            self._take_in()
         self._anchor = commit.token_ids[-1]
 
     @torch.inference_mode()
@@ -68,8 +80,15 @@ class BlockSession:
             raise ValueError(f"drafter {self._name} was asked to propose before the prompt was committed")
         if gamma == 0:
             return Proposal(())
+        self._take_in()
         first = self._model.arch.first_slot
         hidden_GD = self._model.block_hidden(self._cache, self._anchor)[first : first + gamma]
         chooser = TokenChooser(self._model, sampling, draws)
         block = self._model.draft(hidden_GD, self._model.head_logits(hidden_GD), self._anchor, chooser.pick)
         return chooser.proposal(block.token_ids, block.logits_GW, block.confidence_logits_G)
+
+    def _take_in(self) -> None:
+        if self._waiting:
+            rows_NF = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
+            self._model.append_context(self._cache, rows_NF)
+            self._waiting.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,11 +12,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dspec_lab.core.types import Proposal
+from dspec_lab.core.types import Proposal, RoundRecord
 from dspec_lab.scheduler.bellman import ConfidenceChain, solve
 from dspec_lab.scheduler.cost_table import CostTable
-from dspec_lab.scheduler.gating import PROBE_EVERY, draft_lengths
-from dspec_lab.scheduler.history import AcceptanceHistory
+from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
+from dspec_lab.scheduler.history import AcceptanceHistory, Standing
 from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, Policy, RoundView, StaticThreshold
 from dspec_lab.verifier.request import Request
 
@@ -39,16 +40,20 @@ class Decision:
 class _Memory:
     """What is kept of one request."""
 
-    past: deque[np.ndarray] = field(default_factory=lambda: deque(maxlen=DELAY))
+    standing: Standing  # one row
+    past: deque[np.ndarray] = field(default_factory=lambda: deque(maxlen=DELAY))  # survival of its last rounds
     rounds_read: int = 0
-    skipped: int = 0
+    drafted: int = 0  # in the round that is not settled yet
+    chance_G: np.ndarray | None = None  # corrected confidences of that round's drafts, if it had any
+    skipped: float = math.inf  # rounds since it drafted
 
 
 class BatchScheduler:
     """A `LengthPolicy` of the ragged batch that asks `policy`. One for each run: it remembers requests.
 
-    Survival comes from a proposal's confidences, passed through `calibrate` if given; a drafter without them is judged
-    by how earlier rounds went. With `gate_table` each call also sets the draft length of the requests' next round.
+    Survival comes from a proposal's confidences, passed through `calibrate` if given and, with `learn`, shifted by what
+    earlier verdicts said of them; a drafter without them is judged by how earlier rounds went. With `gate`,
+    `draft_lengths` is to be asked before each round's drafting.
     """
 
     def __init__(
@@ -59,91 +64,127 @@ class BatchScheduler:
         table: CostTable | None = None,
         calibrate: Callable[[np.ndarray], np.ndarray] | None = None,
         gate: bool = False,
+        learn: bool = True,
     ) -> None:
         if not policy.lossless:
             raise ValueError(f"the policy {policy.name} is not lossless; it must not decide on real requests")
         if gate and table is None:
             raise ValueError("gating weighs drafting against its cost and needs a cost table, got none")
-        self.policy, self.gamma, self.table = policy, gamma, table
+        self.policy, self.gamma, self.table, self.gates = policy, gamma, table, gate
         self.decisions: list[Decision] = []
-        self._calibrate, self._gate = calibrate, gate
-        self._history = AcceptanceHistory(gamma)
+        self._calibrate, self._learn = calibrate, learn
+        self._history, self._purse, self._gate_s = AcceptanceHistory(gamma), ProbePurse(), 0.0
         self._memory: WeakKeyDictionary[Request, _Memory] = WeakKeyDictionary()
+
+    def draft_lengths(self, requests: Sequence[Request]) -> list[int]:
+        """Drafts to ask of each request's drafter this round; decided by earlier rounds, before anything is drafted."""
+        if self.table is None:
+            raise ValueError("draft lengths rest on a cost table, got none")
+        start = time.perf_counter()
+        memories = self._read(requests)
+        expected_BG = np.cumprod(self._history.chances(_stacked(memories)), axis=1)
+        may_B = np.array([self._room(request) for request in requests], dtype=np.int64)
+        wanted_B = draft_lengths(expected_BG, self.table, context_tokens=_context(requests))
+        wanted_B = np.minimum(wanted_B, may_B)
+        skipped_B = np.array([memory.skipped for memory in memories], dtype=float)
+        wanted_B = self._purse.add(wanted_B, skipped_B, may_B, self.table)
+        for memory, wanted in zip(memories, wanted_B.tolist(), strict=True):
+            memory.skipped = 0 if wanted else memory.skipped + 1
+        self._gate_s = time.perf_counter() - start
+        return wanted_B.tolist()
 
     def __call__(self, requests: Sequence[Request]) -> list[int]:
         """Drafts of each request to verify this round."""
-        start = time.perf_counter()
-        memories = [self._read(request) for request in requests]
-        survival_BG = np.ones((len(requests), self.gamma))
-        past_BG = np.ones((len(requests), self.gamma))
+        start, B = time.perf_counter(), len(requests)
+        memories = self._read(requests)
+        standing = _stacked(memories)
+        expected_BG = self._history.chances(standing)
+        raw_BG, told_B = np.ones((B, self.gamma)), np.zeros(B, dtype=bool)
         lens_B = np.array([request.proposal.gamma for request in requests], dtype=np.int64)
-        sources = set[Source]()
-        for i, (request, memory) in enumerate(zip(requests, memories, strict=True)):
-            survival_BG[i], source = self._survival(request)
-            if lens_B[i]:
-                sources.add(source)
+        for i, request in enumerate(requests):
+            confidence_G = request.proposal.confidence_G
+            if confidence_G is not None and lens_B[i]:
+                raw_BG[i, : lens_B[i]], told_B[i] = confidence_G, True
+        if self._calibrate is not None and told_B.any():
+            raw_BG[told_B] = self._calibrate(raw_BG[told_B])
+        corrected_BG = self._history.corrected(raw_BG, standing) if self._learn else raw_BG
+        # a short proposal: what it does not hold is expected to go as before
+        has_BG = told_B[:, None] & (np.arange(self.gamma) < lens_B[:, None])
+        survival_BG = np.cumprod(np.where(has_BG, corrected_BG, expected_BG), axis=1)
+        past_BG = np.cumprod(expected_BG, axis=1)
+        for i, memory in enumerate(memories):
             if len(memory.past) == DELAY:
                 past_BG[i] = memory.past[0]
-            memory.past.append(survival_BG[i].copy())
+            memory.past.append(survival_BG[i])
+            memory.drafted = int(lens_B[i])
+            memory.chance_G = corrected_BG[i] if told_B[i] else None
         drafted = int(lens_B.sum())
         view = RoundView(
             survival_BG=survival_BG,
             lens_B=lens_B,
             past_BG=past_BG,
-            asked_B=np.array([self._asked(request) for request in requests], dtype=np.int64),
+            asked_B=np.array([min(request.gamma, self._room(request)) for request in requests], dtype=np.int64),
             draft_s=self.table.draft.seconds(int((lens_B > 0).sum()), drafted) if self.table else 0.0,
-            context_tokens=float(np.mean([len(r.result.prompt_ids) + len(r.result.token_ids) for r in requests])),
+            context_tokens=_context(requests),
         )
         lengths = [int(length) for length in self.policy.lengths(view)]
-        if self._gate:
-            self._set_draft_lengths(requests, memories, view)
+        sources = {"confidence" if told else "history" for told, drafts in zip(told_B, lens_B, strict=True) if drafts}
         self.decisions.append(
             Decision(
-                requests=len(requests),
+                requests=B,
                 drafted=drafted,
                 admitted=sum(lengths),
                 longest=max(lengths),
-                source="mixed" if len(sources) > 1 else next(iter(sources), "history"),
-                seconds=time.perf_counter() - start,
+                source="mixed" if len(sources) > 1 else next(iter(sources), "history"),  # type: ignore[arg-type]
+                seconds=time.perf_counter() - start + self._gate_s,
             )
         )
         return lengths
 
-    def _asked(self, request: Request) -> int:
+    def _room(self, request: Request) -> int:
         left = request.config.max_new_tokens - len(request.result.token_ids) - 1
-        return 0 if request.drafter is None else max(0, min(request.gamma, self.gamma, left))
+        return 0 if request.drafter is None else max(0, min(request.config.gamma, self.gamma, left))
 
-    def _read(self, request: Request) -> _Memory:
-        memory = self._memory.setdefault(request, _Memory())
-        for record in request.result.rounds[memory.rounds_read :]:
-            self._history.add(request, record.gamma, record.num_accepted)
-        memory.rounds_read = len(request.result.rounds)
-        return memory
+    def _read(self, requests: Sequence[Request]) -> list[_Memory]:
+        """The requests' memories, after taking in the rounds that were settled since."""
+        memories, told, silent = [], list[tuple[_Memory, RoundRecord]](), list[tuple[_Memory, RoundRecord]]()
+        for request in requests:
+            memory = self._memory.get(request)
+            if memory is None:
+                memory = self._memory[request] = _Memory(Standing.new(1, self.gamma))
+            memories.append(memory)
+            records = request.result.rounds[memory.rounds_read :]
+            memory.rounds_read += len(records)
+            if records:
+                # one round is settled between two calls
+                (silent if memory.chance_G is None else told).append((memory, records[-1]))
+        for group in (told, silent):
+            if not group:
+                continue
+            standing = _stacked([memory for memory, _ in group])
+            verified_B = np.array([record.gamma for _, record in group], dtype=np.int64)
+            chances = [memory.chance_G for memory, _ in group if memory.chance_G is not None]
+            self._history.settle(
+                standing,
+                np.array([memory.drafted for memory, _ in group], dtype=np.int64),
+                verified_B,
+                np.array([record.num_accepted for _, record in group], dtype=np.int64),
+                np.stack(chances) if chances else None,
+            )
+            for i, (memory, _) in enumerate(group):
+                memory.standing = standing.rows(np.array([i]))
+        return memories
 
-    def _survival(self, request: Request) -> tuple[np.ndarray, Source]:
-        proposal = request.proposal
-        expected_G = self._history.survival(request)
-        if proposal.confidence_G is None:
-            return expected_G, "history"
-        confidence_G = np.asarray(proposal.confidence_G, dtype=np.float64)
-        if self._calibrate is not None and len(confidence_G):
-            confidence_G = self._calibrate(confidence_G[None])[0]
-        found_G = np.ones(self.gamma)
-        found_G[: len(confidence_G)] = confidence_G
-        if len(confidence_G) < self.gamma:
-            # a short proposal: what it does not hold is expected to go as before
-            found_G[len(confidence_G) :] = self._history.average()[len(confidence_G) :]
-        return np.cumprod(found_G), "confidence"
 
-    def _set_draft_lengths(self, requests: Sequence[Request], memories: list[_Memory], view: RoundView) -> None:
-        expected_BG = np.stack([self._history.survival(request) for request in requests])
-        probe_B = np.array([memory.skipped >= PROBE_EVERY - 1 for memory in memories])
-        wanted_B = draft_lengths(expected_BG, self.table, context_tokens=view.context_tokens, probe_B=probe_B)  # type: ignore[arg-type]
-        for request, memory, wanted in zip(requests, memories, wanted_B.tolist(), strict=True):
-            if request.drafter is not None:
-                # read by the request's next round; this round's drafts are made already
-                request.gamma = wanted
-                memory.skipped = 0 if wanted else memory.skipped + 1
+def _stacked(memories: Sequence[_Memory]) -> Standing:
+    return Standing(
+        np.concatenate([memory.standing.counts_B2G for memory in memories]),
+        np.concatenate([memory.standing.shift_B for memory in memories]),
+    )
+
+
+def _context(requests: Sequence[Request]) -> float:
+    return float(np.mean([len(r.result.prompt_ids) + len(r.result.token_ids) for r in requests]))
 
 
 class ProposalPolicy:

@@ -68,7 +68,7 @@ class ProbePurse:
         may_B: Integer[np.ndarray, " B"],
         table: CostTable,
     ) -> Integer[np.ndarray, " B"]:
-        """`wanted_B` with at most one request more, which drafts 1: the one that has skipped longest, if it can be paid.
+        """`wanted_B`, and where it can be paid the request that has skipped longest drafts 1.
 
         `skipped_B` are rounds since a request drafted (infinite: never); `may_B` the drafts it has room for.
         """

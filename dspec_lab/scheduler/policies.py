@@ -210,6 +210,13 @@ class Oracle:
         return np.minimum(view.accepted_B, view.lens_B)
 
 
+def useful_drafts(policy: Policy | None, gamma: int) -> int:
+    """Drafts worth making for this policy: no more than a fixed length of at least 1 will verify, else the block."""
+    if isinstance(policy, FixedLength) and policy.count:
+        return min(policy.count, gamma)
+    return gamma
+
+
 def _round_s_N(table: CostTable, view: RoundView, most: int) -> np.ndarray:
     return table.round_s_N(view.requests, most, draft_s=view.draft_s, context_tokens=view.context_tokens)
 

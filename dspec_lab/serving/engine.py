@@ -19,7 +19,7 @@ from dspec_lab.drafters.protocol import Drafter
 from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.scheduler.batch import BatchScheduler, Decision
 from dspec_lab.scheduler.cost_table import CostTable
-from dspec_lab.scheduler.policies import Policy
+from dspec_lab.scheduler.policies import Policy, useful_drafts
 from dspec_lab.serving.summary import LoadSummary, RequestEnd, RoundTally, summarise
 from dspec_lab.serving.workload import ClosedLoop, Load
 from dspec_lab.verifier.ragged import BatchRequest, BatchRound, RaggedBatch
@@ -80,7 +80,9 @@ def run_load(
     """Serve `total` requests (all arrivals of an open loop) that take turns with `prompts`, to their end.
 
     Request i has the id `str(i)`. Without a drafter this is plain decoding in a batch. With one, `policy` decides how
-    many drafts are verified; None verifies all. Raises `ValueError` before anything runs for what cannot be served.
+    many drafts are verified; None verifies all. A fixed length drafts no more than it verifies, as a server would; with
+    `gate` each request drafts as far as earlier rounds promise to pay for it. Raises `ValueError` before anything runs
+    for what cannot be served.
     """
     if not prompts:
         raise ValueError("no prompts to serve")
@@ -92,10 +94,15 @@ def run_load(
     if drafter is None and (policy is not None or gate):
         raise ValueError("plain decoding drafts nothing, so a policy or a gate has nothing to decide")
     scheduler = None
+    config = replace(config, gamma=useful_drafts(policy, config.gamma))
     if policy is not None:
         scheduler = BatchScheduler(policy, gamma=config.gamma, table=table, calibrate=calibrate, gate=gate)
     watched = _Watch(scheduler)
-    batch = RaggedBatch(target, policy=watched if drafter is not None else None)
+    batch = RaggedBatch(
+        target,
+        policy=watched if drafter is not None else None,
+        gate=scheduler.draft_lengths if scheduler is not None and gate else None,
+    )
     # a closed loop's requests are there from the start, and each counts as arriving when its place becomes free
     waiting = deque(enumerate([0.0] * count if closed else load.arrivals_s.tolist()))  # type: ignore[union-attr]
     tracks, ends = dict[str, _Track](), list[RequestEnd]()

@@ -149,6 +149,9 @@ def joint_deviation(policy, *, gate: bool) -> tuple[float, set[tuple[int, ...]]]
         for request in requests:
             request.begin()
         while active := [request for request in requests if not request.ended]:
+            if gate:
+                for request, wanted in zip(active, scheduler.draft_lengths(active), strict=True):
+                    request.gamma = wanted
             feeds = [request.next_rows() for request in active]
             lengths = scheduler(active)
             met.add(tuple(lengths))
@@ -164,7 +167,9 @@ def joint_deviation(policy, *, gate: bool) -> tuple[float, set[tuple[int, ...]]]
 
 
 @pytest.mark.parametrize(
-    ("policy", "gate"), [(EarlyStop(SHARED), False), (Delayed(SHARED), True)], ids=["early-stop", "delayed, gated"]
+    ("policy", "gate"), 
+    [(EarlyStop(SHARED), False), (EarlyStop(SHARED), True), (Delayed(SHARED), True)],
+    ids=["early-stop", "early-stop, gated", "delayed, gated"],
 )
 def test_two_requests_that_share_a_budget_keep_the_product_of_their_laws(policy, gate):
     gap, met = joint_deviation(policy, gate=gate)

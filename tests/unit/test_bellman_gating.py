@@ -9,7 +9,7 @@ import pytest
 
 from dspec_lab.scheduler.bellman import ConfidenceChain, fit_chain, solve
 from dspec_lab.scheduler.cost_table import CostTable, DraftCost
-from dspec_lab.scheduler.gating import draft_lengths
+from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
 from dspec_lab.scheduler.policies import EarlyStop, RoundView
 
 CHAIN = ConfidenceChain(
@@ -117,10 +117,27 @@ def test_gating_comes_close_to_the_best_choice_and_never_below_no_drafts(seed):
     assert found >= expected_rate((0, 0, 0), predicted, table)
 
 
-def test_block_drafters_draft_whole_blocks_and_probed_requests_draft_in_any_case():
+def test_block_drafters_draft_whole_blocks():
     predicted = np.array([[0.9, 0.8, 0.1], [0.05, 0.01, 0.0]])
     table = CostTable(rows=(1, 16), seconds=(0.010, 0.030), draft=DraftCost(per_request_s=0.002))
     assert draft_lengths(predicted, table).tolist() == [3, 0]
-    assert draft_lengths(predicted, table, probe_B=np.array([False, True])).tolist() == [3, 3]
     dear = CostTable(rows=(1, 16), seconds=(0.010, 0.030), draft=DraftCost(per_request_s=0.1))
     assert draft_lengths(predicted, dear).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("draft_s", [0.001, 0.050])
+def test_probes_take_their_share_of_the_time_whatever_they_cost(draft_s):
+    table = CostTable(rows=(1, 16), seconds=(0.010, 0.025), draft=DraftCost(per_request_s=draft_s))
+    purse, skipped = ProbePurse(0.02), np.array([np.inf, np.inf, 5.0])
+    none, room, met, spent = np.zeros(3, dtype=np.int64), np.array([3, 3, 0]), [], 0.0
+    for _ in range(2000):
+        found = purse.add(none, skipped, room, table)
+        assert found.sum() <= 1
+        skipped = np.where(found > 0, 0, skipped + 1)
+        met += np.flatnonzero(found).tolist()
+        spent += found.sum() * (draft_s + 0.001)
+    rounds_s = 2000 * float(table.round_s_N(3, 0)[0])
+    assert spent == pytest.approx(0.02 * rounds_s, rel=0.1)
+    # those that may draft take turns, and one without room never does
+    assert met == [i % 2 for i in range(len(met))]
+    assert purse.add(room, skipped, room, table) is room, "who drafts anyway is no probe"

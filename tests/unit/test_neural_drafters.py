@@ -359,3 +359,21 @@ def test_mask_first_layout_proposes_from_the_next_slot():
     accept = 1 - 0.5 * (draft - teacher).abs().sum(-1)
     got = [report.metrics[f"accept_rate@{k}"].value for k in range(4)]
     assert got == pytest.approx(accept.tolist(), abs=1e-5)
+
+
+def test_a_request_that_skips_drafting_takes_in_its_rows_later_and_drafts_the_same():
+    target, drafter = random_target(), random_drafter("dspark-vanilla")
+    rows = target.session(capacity=32, taps=drafter.taps).extend(PROMPT).features.tapped_NF
+    prompt, rest = PROMPT[:4], PROMPT[4:]
+    pieces = [Commit((token,), Features(rows[3 + i : 4 + i])) for i, token in enumerate(rest)]
+    proposals = []
+    for always in (True, False):
+        session, sampling = drafter.start(target, capacity=16), SamplingConfig()
+        session.commit(Commit(tuple(prompt), Features(rows[:3])))
+        for round_index, piece in enumerate(pieces):
+            session.propose(2 if always else 0, sampling, DraftDraws(RandomStreams(0), round_index))
+            session.commit(piece)
+            assert session.context_length == 4 + round_index
+        proposals.append(session.propose(drafter.max_gamma, sampling, DraftDraws(RandomStreams(0), 9)))
+    assert proposals[0].token_ids == proposals[1].token_ids
+    torch.testing.assert_close(proposals[0].draft_logits_GV, proposals[1].draft_logits_GV)
