@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dspec_lab.calibration.maps import Method, PositionMap, TemperatureMap, map_from_json
+from dspec_lab.calibration.maps import Method, PositionMap, TemperatureMap, apply_maps, map_from_json
 from dspec_lab.calibration.metrics import BINS
 from dspec_lab.calibration.records import Rounds
 from dspec_lab.calibration.score import RESAMPLES, Score, score_survival
@@ -69,10 +69,7 @@ class Calibration:
 
     def confidences(self, confidence_IG: Float[np.ndarray, "I G"]) -> Float[np.ndarray, "I G"]:
         """Calibrated conditional chances of raw ones. They must be raw: nothing here can tell."""
-        if confidence_IG.shape[1] > self.gamma:
-            raise ValueError(f"calibrated for {self.gamma} positions, got {confidence_IG.shape[1]}")
-        columns = [self.maps[k](confidence_IG[:, k]) for k in range(confidence_IG.shape[1])]
-        return np.stack(columns, axis=1)
+        return apply_maps(self.maps, confidence_IG)
 
     def apply(self, rounds: Rounds) -> Rounds:
         """The rounds with calibrated confidences; refuses rounds of another drafter or calibrated ones."""

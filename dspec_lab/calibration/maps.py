@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -92,6 +92,13 @@ class IsotonicMap:
 
 
 PositionMap: TypeAlias = TemperatureMap | PlattMap | IsotonicMap
+
+
+def apply_maps(maps: Sequence[PositionMap], confidence_IG: Float[np.ndarray, "I G"]) -> Float[np.ndarray, "I G"]:
+    """Each position's confidences through its map; `ValueError` for more positions than maps."""
+    if confidence_IG.shape[1] > len(maps):
+        raise ValueError(f"calibrated for {len(maps)} positions, got {confidence_IG.shape[1]}")
+    return np.stack([maps[k](confidence_IG[:, k]) for k in range(confidence_IG.shape[1])], axis=1)
 
 
 def map_from_json(method: str, value: Any) -> PositionMap:

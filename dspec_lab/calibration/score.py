@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,9 +78,39 @@ def score_survival(
     return scores
 
 
-def mean_error(scores: list[Score]) -> float:
+def mean_error(scores: Sequence[Score]) -> float:
     """Mean ECE over positions, the pooled score left out."""
     return float(np.mean([score.ece for score in scores if score.position is not None]))
+
+
+def mean_error_bounds(
+    rounds: Rounds,
+    confidence_IG: Float[np.ndarray, "I G"],
+    *,
+    bins: int = BINS,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """95 % bounds of `mean_error` over prompts, reflected about the estimate as those of a single ECE are."""
+    stated_IG, kept_IG = survival(confidence_IG), rounds.survived_IG.astype(np.float64)
+    prompt_I, num_prompts = rounds.prompt_index()
+    if num_prompts < 2:
+        raise ValueError(f"bounds over prompts need at least 2 prompts, got {num_prompts}")
+    weight_XB = np.random.default_rng(seed).multinomial(
+        num_prompts, np.full(num_prompts, 1 / num_prompts), size=resamples
+    )
+    estimates, draws = [], []
+    for k in range(rounds.widest):
+        there_I = rounds.proposed_IG[:, k]
+        if not there_I.any():
+            continue
+        stated_N, kept_N, prompt_N = stated_IG[there_I, k], kept_IG[there_I, k], prompt_I[there_I]
+        estimates.append(calibration_error(stated_N, kept_N, bins=bins))
+        total_X = weight_XB @ np.bincount(prompt_N, minlength=num_prompts)
+        gap_X = abs(weight_XB @ _gaps(stated_N, kept_N, prompt_N, num_prompts, bins)).sum(1)
+        # a draw without a case says nothing
+        draws.append(np.where(total_X > 0, gap_X / np.maximum(total_X, 1), np.nan))
+    return _reflected(float(np.mean(estimates)), np.nanmean(draws, axis=0))
 
 
 def _score(
@@ -93,11 +124,7 @@ def _score(
     )
     if len(np.unique(prompt_N)) > 1:
         draws = resampled(stated_N, kept_N, prompt_N, num_prompts, bins=bins, resamples=resamples, seed=seed)
-        # resampling adds to an ECE what sampling added already, so its interval is reflected about the estimate; the
-        # estimate itself stays inside
-        low, high = np.quantile(draws["ece"], [0.025, 0.975])
-        bounds["ece_low"] = float(np.clip(2 * ece - high, 0.0, ece))
-        bounds["ece_high"] = float(np.clip(2 * ece - low, ece, 1.0))
+        bounds["ece_low"], bounds["ece_high"] = _reflected(ece, draws["ece"])
         for name in ("auroc", "brier"):
             values = draws[name][np.isfinite(draws[name])]
             if values.size and (name == "brier" or np.isfinite(area)):
@@ -133,9 +160,7 @@ def resampled(
     used = np.unique(prompt_N)
     weight_XB = np.zeros((resamples, num_prompts))
     weight_XB[:, used] = generator.multinomial(len(used), np.full(len(used), 1 / len(used)), size=resamples)
-    index_N = bin_index(stated_N, bin_edges(stated_N, bins))
-    gap_BC = np.zeros((num_prompts, bins))
-    np.add.at(gap_BC, (prompt_N, index_N), stated_N - kept_N)
+    gap_BC = _gaps(stated_N, kept_N, prompt_N, num_prompts, bins)
     count_B = np.bincount(prompt_N, minlength=num_prompts)
     square_B = np.bincount(prompt_N, (stated_N - kept_N) ** 2, num_prompts)
     total_X = weight_XB @ count_B
@@ -144,6 +169,20 @@ def resampled(
         "brier": weight_XB @ square_B / total_X,
         "auroc": _areas(stated_N, kept_N, prompt_N, weight_XB),
     }
+
+
+def _gaps(stated_N: np.ndarray, kept_N: np.ndarray, prompt_N: np.ndarray, num_prompts: int, bins: int) -> np.ndarray:
+    # sums of statement less outcome by prompt and bin
+    gap_BC = np.zeros((num_prompts, bins))
+    np.add.at(gap_BC, (prompt_N, bin_index(stated_N, bin_edges(stated_N, bins))), stated_N - kept_N)
+    return gap_BC
+
+
+def _reflected(estimate: float, draws_X: np.ndarray) -> tuple[float, float]:
+    # resampling adds to an ECE what sampling added already, so its interval is reflected about the estimate; the
+    # estimate itself stays inside
+    low, high = np.quantile(draws_X, [0.025, 0.975])
+    return float(np.clip(2 * estimate - high, 0.0, estimate)), float(np.clip(2 * estimate - low, estimate, 1.0))
 
 
 def _areas(stated_N: np.ndarray, kept_N: np.ndarray, prompt_N: np.ndarray, weight_XB: np.ndarray) -> np.ndarray:

@@ -18,7 +18,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="fit a drafter's confidences to what was accepted",
         description=(
             "Fit a map per draft position on some prompts of a trace (dspec eval --trace) and judge the survival that "
-            "follows on the others. generate and eval apply the file with --calibration."
+            "follows on the others; then judge every method by domain, each prompt by maps fitted on other prompts. "
+            "generate and eval apply the file with --calibration."
         ),
     )
     parser.add_argument("traces", nargs="+", metavar="TRACES", help="Parquet files of dspec eval --trace")
@@ -27,9 +28,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     task.add_argument("--check", metavar="FILE", help="judge this calibration on the traces and tell of drift")
     parser.add_argument("--drafter", help="which drafter, where the traces hold several")
     parser.add_argument("--temperature", type=float, help="which sampling temperature, where they hold several")
+    parser.add_argument("--domain", default="all", help="fit and judge on this domain only (default: all)")
     parser.add_argument("--method", default="temperature", help=f"{', '.join(METHODS)} (default: temperature)")
     parser.add_argument("--labels", default="outcome", help="outcome (default) or expected: last verdict by its chance")
     parser.add_argument("--held-out", type=float, default=0.5, help="share of prompts to judge on (default: 0.5)")
+    parser.add_argument(
+        "--folds", type=int, help="parts of the prompts in the judgement by domain (default: 4, or one per prompt)"
+    )
     parser.add_argument("--bins", type=int, default=20, help="bins of the calibration error (default: 20)")
     parser.add_argument("--checkpoint", metavar="DIR", help="the drafter's checkpoint, whose hash goes into the file")
     parser.add_argument("--seed", type=int, default=0, help="of the split (default: 0)")
@@ -38,20 +43,36 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit, judge, write, and show the held-out numbers of every method; with `--check`, 1 where it finds drift."""
+    """Fit, judge, write, and show the held-out numbers of every method; with `--check`, 1 where it finds drift.
+
+    The file's own table judges the file's maps on the prompts they left out. The tables by domain judge the methods:
+    each prompt by maps of the other folds, so that all of a domain's prompts count.
+    """
     from dataclasses import asdict
 
     from dspec_lab.bench.record import run_record
     from dspec_lab.calibration.calibration import checkpoint_hash, fit_calibration
+    from dspec_lab.calibration.held_out import FOLDS
     from dspec_lab.calibration.records import read_rounds
     from dspec_lab.calibration.score import mean_error
+    from dspec_lab.cli.calibrate_held_out import (
+        domain_record,
+        domain_table,
+        goal_lines,
+        judge_by_domain,
+        judge_signals,
+        signal_table,
+    )
 
     check_json_target(args.json)
     if args.check is not None:
         return _judge(args)
     _check(args)
     drafter_hash = None if args.checkpoint is None else checkpoint_hash(args.checkpoint)
-    rounds = read_rounds(args.traces, drafter=args.drafter, temperature=args.temperature)
+    rounds = read_rounds(args.traces, drafter=args.drafter, temperature=args.temperature).of_domain(args.domain)
+    folds = min(FOLDS, len(rounds.prompts)) if args.folds is None else args.folds
+    if not 2 <= folds <= len(rounds.prompts):
+        raise ValueError(f"--folds must lie in 2..{len(rounds.prompts)}, the number of prompts, got {folds}")
     options: dict[str, Any] = {
         "held_out": args.held_out, "seed": args.seed, "bins": args.bins, "labels": args.labels,
         "data": args.traces, "drafter_hash": drafter_hash,
@@ -77,6 +98,15 @@ def run(args: argparse.Namespace) -> int:
         f"{len(origin.held_out_prompts)} others judged; written to {path}",
         markup=False,
     )
+    scores, notes = judge_by_domain(rounds, METHODS, folds=folds, seed=args.seed, bins=args.bins, labels=args.labels)
+    areas, more = judge_signals(rounds, folds=folds, seed=args.seed)
+    if scores:
+        console.print(domain_table(scores, folds))
+        console.print("\n".join(goal_lines(scores)), markup=False)
+    if areas:
+        console.print(signal_table(areas))
+    for text in (*notes, *more):
+        console.print(text, markup=False)
     settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug")}
     result = {
         "file": str(path),
@@ -84,6 +114,9 @@ def run(args: argparse.Namespace) -> int:
         "before": [asdict(score) for score in fitted.before],
         "after": [asdict(score) for score in fitted.after],
         "mean_ece": errors,
+        "folds": folds,
+        "by_domain": [domain_record(score) for score in scores],
+        "signals": [asdict(area) for area in areas],
         "run": run_record(settings, args.seed),
     }
     write_result(args.json, result)

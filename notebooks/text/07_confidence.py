@@ -11,9 +11,10 @@
 #
 # **Question.** Does the drafter know when it is wrong, and what is that knowledge worth?
 #
-# **Claim.** Its confidence tells good drafts from bad ones, but it is too sure. A map per position, fitted on other
-# prompts, mends that and keeps the order. The paper's map is a temperature; the error of the drafter here is a bias,
-# which no temperature takes away, while a slope with a bias (Platt) does. Cutting blocks where survival is unlikely
+# **Claim.** Its confidence tells good drafts from bad ones, though less well than the paper's, and it is too sure. A
+# map per position, fitted on other prompts, mends the sureness and keeps the order. The paper's map is a temperature;
+# the error of the drafter here is a bias, which no temperature takes away, while a slope with a bias (Platt) does.
+# No map can mend the telling apart, and the drafter's own entropy hardly knows more. Cutting blocks where survival is unlikely
 # then trades rejected drafts for tokens; the best threshold depends on what a verified row costs.
 #
 # The confidence $c_k$ is the chance that draft $k$ survives given that all before it did; survival is
@@ -33,13 +34,16 @@ positions: list = [1, 3, 5, 7]  # of the reliability diagrams, as far as the dra
 # %%
 from dspec_lab.calibration import calibration as fits
 from dspec_lab.calibration.drift import drift_warnings
+from dspec_lab.calibration.held_out import domain_scores
 from dspec_lab.calibration.records import read_rounds, trace_paths
 from dspec_lab.calibration.score import mean_error
+from dspec_lab.calibration.signals import signal_areas
 from dspec_lab.calibration.split import split_by_prompt
 from dspec_lab.calibration.synthetic import synthetic_rounds
 from dspec_lab.evaluation import thresholds
 from dspec_lab.evaluation.paper import paper_table
 from dspec_lab.plots.calibration import errors_figure, reliability_figure
+from dspec_lab.plots.held_out import held_out_figure
 from dspec_lab.plots.thresholds import threshold_figure
 from dspec_lab.widgets.confidence_panels import ReliabilityPanel, ThresholdPanel
 
@@ -97,6 +101,29 @@ print({name: round(value, 4) for name, value in mean_errors.items()})
 print("drift of the held-out half against the fit:", drift_warnings(fitted, judge) or "none")
 
 # %% [markdown]
+# ## Domain by domain
+#
+# Half of the prompts of one domain leave few rounds to judge, and twenty bins of few rounds show an error by chance
+# alone. So here every prompt is judged once, by maps fitted on the other folds of prompts. Beside it, what the verdict
+# on the first draft could be told by: the confidence, the entropy of the draft's law, both in a fitted regression, and
+# the known chance $1 - TV$, which takes the target's law and is as well as anything before the draw can do.
+
+# %%
+by_domain = [score for method in calibrations
+             for score in domain_scores(rounds, method, seed=seed, resamples=resamples)]
+areas = signal_areas(rounds, seed=seed, resamples=resamples)
+for score in by_domain:
+    before, after = score.mean_before, score.mean_after
+    print(f"{score.domain}, {score.method}: mean ECE {100 * before.estimate:.2f} -> {100 * after.estimate:.2f} % "
+          f"[{100 * after.low:.2f}, {100 * after.high:.2f}]; {'; '.join(score.unmet()) or 'all goals met'}")
+held_out_figure(by_domain, areas, title=f"{drafter}, T = {temperature:g}")
+
+# %% [markdown]
+# The paper reports an AUROC of 0.81 to 0.90 on a 4B target. A head is a linear map of what the draft layers know, and
+# these layers were trained for an hour and a half on a small corpus: on its own training's held-out texts the
+# confidence is too high as well (`confidence_bias` in the checkpoint's `training.json`), more so on chat.
+
+# %% [markdown]
 # ## Try it: reliability
 
 # %%
@@ -150,6 +177,18 @@ assert all(score.ece <= max(0.02, 1.5 * score.ece_floor) for score in recovered.
 lowest = min(error for name, error in mean_errors.items() if name != "none")
 assert lowest <= 0.02 and lowest <= 0.5 * mean_errors["none"], mean_errors
 assert mean_errors["platt"] < mean_errors["temperature"], mean_errors
+
+# %%
+# on held-out chat alone, Platt maps leave at most 2 % and half of before; all maps keep the order
+chat = {score.method: score for score in by_domain if score.domain == "chat"}
+assert chat["platt"].mean_after.estimate <= min(0.02, 0.5 * chat["platt"].mean_before.estimate)
+assert chat["temperature"].mean_after.estimate > chat["platt"].mean_after.estimate
+assert all(score.order_kept for score in by_domain)
+# at the first draft of chat the entropy adds little to the confidence, and both stay far below the ceiling
+area = {a.signal: a.auroc for a in areas if (a.domain, a.position) == ("chat", 1)}
+assert area["both"] < area["confidence"] + 0.03 < area["chance"] - 0.05, area
+
+# %%
 # confidences tell survivors from others, and calibration keeps the order of the first position
 assert all(score.auroc is None or score.auroc > 0.5 for score in fitted.after if score.position)
 assert abs(fitted.before[0].auroc - fitted.after[0].auroc) < 1e-6

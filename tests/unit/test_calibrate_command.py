@@ -50,6 +50,18 @@ def test_it_fits_judges_and_writes(trace, tmp_path, capsys):
     assert result["mean_ece"]["temperature"] < result["mean_ece"]["none"]
     shown = capsys.readouterr().out
     assert "mean held-out ECE of survival" in shown and "AUROC" in shown
+    assert "goals: mean ECE after at most 2 %" in shown and "chat, platt: " in shown
+    judged = [(row["domain"], row["fitted_on"], row["method"]) for row in result["by_domain"]]
+    assert len(set(judged)) == len(judged) == 3 * (4 + 3) and ("chat", "chat", "platt") in judged
+    assert {row["signal"] for row in result["signals"]} == {"confidence", "draft_entropy", "both", "chance"}
+
+
+def test_one_domain_alone_is_fitted_and_judged(trace, tmp_path):
+    out, report = tmp_path / "sts.json", tmp_path / "r.json"
+    assert main(["calibrate", str(trace), "--domain", "chat", "--out", str(out), "--json", str(report)]) == 0
+    fitted, result = load_calibration(out), json.loads(report.read_text())
+    assert dict(fitted.provenance.domain_shares) == {"chat": 1.0}
+    assert {row["domain"] for row in result["by_domain"]} == {"chat"} and result["folds"] == 4
 
 
 def test_a_temperature_at_an_end_of_the_grid_is_told():
@@ -84,6 +96,8 @@ def test_a_check_refuses_the_prompts_of_the_fit_and_tells_of_drift(trace, tmp_pa
         (["--labels", "guess"], "labels must be outcome or expected, got 'guess'"),
         (["--held-out", "1.5"], "must lie between 0 and 1, got 1.5"),
         (["--bins", "0"], "at least 1 bin, got 0"),
+        (["--domain", "law"], "no round of the domain 'law'; there are chat, code, math"),
+        (["--folds", "99"], "--folds must lie in 2..12, the number of prompts, got 99"),
         (["--drafter", "eagle3"], "the trace has no drafter 'eagle3'; it has dspark"),
         (["--checkpoint", "nowhere"], "nowhere is no checkpoint"),
         (["--out", "nowhere/x.json"], "give a file in a folder that exists"),

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from dspec_lab.calibration.calibration import fit_calibration
+from dspec_lab.calibration.held_out import domain_scores
+from dspec_lab.calibration.signals import signal_areas
 from dspec_lab.calibration.split import split_by_prompt
 from dspec_lab.calibration.synthetic import synthetic_rounds
 from dspec_lab.evaluation.decay import autocorrelation, decay_rows
@@ -15,6 +17,7 @@ from dspec_lab.evaluation.paper import paper_table
 from dspec_lab.evaluation.thresholds import RoundCost, threshold_sweep
 from dspec_lab.plots.calibration import errors_figure, reliability_figure
 from dspec_lab.plots.decay import autocorrelation_figure, decay_figure
+from dspec_lab.plots.held_out import held_out_figure
 from dspec_lab.plots.style import png_bytes
 from dspec_lab.plots.thresholds import threshold_figure
 from dspec_lab.widgets.acceptance_panels import DecayPanel, EntropyPanel
@@ -118,6 +121,21 @@ def test_figures_draw_what_they_are_given(rounds, calibration):
     assert f"{lags[1].estimate:.2f} at lag 1" in autocorrelation_figure({"x": lags}).alt
     sweep = threshold_sweep(judge)
     assert len(threshold_figure(sweep).axes) == 2  # no cost, no speed
+
+
+def test_the_held_out_figure_has_a_point_for_each_domain_method_and_signal(rounds):
+    scores = [s for method in ("platt", "temperature") for s in domain_scores(rounds, method, resamples=100)]
+    areas = signal_areas(rounds, resamples=100)
+    figure = held_out_figure(scores, areas)
+    left, right = figure.axes
+    assert [len(axes.containers) for axes in (left, right)] == [3, 4]  # before and two methods; four signals
+    drawn = left.containers[1].lines[0].get_ydata()
+    np.testing.assert_allclose(drawn.astype(float), [100 * s.mean_after.estimate for s in scores if s.method == "platt"])
+    assert [text.get_text() for text in left.get_xticklabels()] == ["all", *rounds.domains]
+    with pytest.raises(ValueError, match="got 8 and 0"):
+        held_out_figure(scores, areas, position=9)
+    with pytest.raises(ValueError, match="9 scores for 4 domains and 2 methods"):
+        held_out_figure([*scores, scores[0]], areas)
 
 
 def test_figures_refuse_what_they_cannot_draw(rounds, calibration):
