@@ -5,10 +5,19 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dspec_lab.cli.options import add_decode_options, add_target_options, decode_config, drafter_list, load_models
+from dspec_lab.cli.options import (
+    add_decode_options,
+    add_target_options,
+    check_confidence,
+    decode_config,
+    drafter_list,
+    dressed,
+    load_models,
+)
 from dspec_lab.cli.output import add_json_option, check_json_target, text_console, write_result
 
-DEFAULT_POLICIES = "full,fixed-1,fixed-3,fixed-5,early-stop,delayed"
+GATE = "+gate"
+DEFAULT_POLICIES = "full,fixed-1,fixed-3,fixed-5,threshold-0.5,early-stop,delayed,early-stop+gate,delayed+gate"
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -19,7 +28,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Serve many requests in one batch of the real model: throughput, speed per user, budget, waste.",
     )
     parser.add_argument("--drafter", default="dspark", help="a drafter or NAME=FOLDER (default: dspark)")
-    parser.add_argument("--policies", default=DEFAULT_POLICIES, help=f"comma-separated (default: {DEFAULT_POLICIES})")
+    parser.add_argument(
+        "--policies", default=DEFAULT_POLICIES,
+        help=f"comma-separated; +gate also decides whether to draft at all (default: {DEFAULT_POLICIES})",
+    )  # fmt: skip
     parser.add_argument("--requests", default="1,4,16,32", help="numbers in flight (default: 1,4,16,32)")
     parser.add_argument("--waves", type=int, default=2, help="requests served per place, closed loop (default: 2)")
     parser.add_argument("--rate", type=float, help="open loop: arrivals a second, in place of the closed loop")
@@ -30,11 +42,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0")
     parser.add_argument("--repeats", type=int, default=2, help="timed runs of each policy and load (default: 2)")
     parser.add_argument("--cost-table", metavar="FILE", help="cost table (default: one is measured first)")
+    parser.add_argument("--calibration", metavar="FILE", help="calibrate confidences with this file of dspec calibrate")
     parser.add_argument("--gate", action="store_true", help="also run each policy with draft gating")
     parser.add_argument("--no-plain", action="store_true", help="leave plain batched decoding out")
     add_decode_options(parser, max_new_tokens=64)
     add_target_options(parser)
     add_json_option(parser)
+    # a static threshold is a policy here
+    parser.set_defaults(confidence_threshold=None)
     return parser
 
 
@@ -46,10 +61,12 @@ def run(args: argparse.Namespace) -> int:
     from dspec_lab.scheduler.cost_table import CostTable, load_table
     from dspec_lab.scheduler.policies import policy_from_name
     from dspec_lab.serving.compare import against_fixed, compare_policies
+    from dspec_lab.serving.measured import measure_acceptance
     from dspec_lab.serving.profile import profile_target
 
     check_json_target(args.json)
     check_names([args.drafter])
+    calibration = check_confidence(args, [args.drafter])
     config = decode_config(args, temperature=args.temperature)
     requests = counts(args.requests, "numbers of requests")
     for name in ("waves", "repeats", "samples"):
@@ -57,18 +74,25 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{name} must be at least 1, got {getattr(args, name)}")
     loads = _loads(args, requests)
     # names are checked with a table that will do, before the model is loaded
+    free, gated = policy_names(args.policies, args.gate)
     stand_in = CostTable(rows=(1, 2), seconds=(1.0, 2.0))
-    wanted = [policy_from_name(name, stand_in) for name in drafter_list(args.policies)]
-    need_table = args.gate or any(policy.uses_table for policy in wanted)
+    wanted = [policy_from_name(name, stand_in) for name in (*free, *gated)]
+    need_table = bool(gated) or any(policy.uses_table for policy in wanted)
+    if calibration is not None:
+        _check_calibration(args, calibration, wanted)
     if args.cost_table is not None and not need_table:
         raise ValueError(f"--cost-table {args.cost_table}: no policy of {args.policies} looks at it; add --gate or one")
     table = load_table(args.cost_table) if args.cost_table is not None else None
     target, tokenizer = load_models(args)
     if not isinstance(target, LeanDecoder):
         raise ValueError(f"only lean decoders run ragged batches; {target.name} is another kind")
-    ((_, drafter),) = build_drafters([args.drafter], target, draft_model=args.draft_model).items()
+    built = build_drafters([args.drafter], target, draft_model=args.draft_model)
+    ((_, drafter),) = dressed(built, [args.drafter], args, calibration).items()
     prompts = served_prompts(tokenizer, args.prompts, args.samples)
     console, progress = text_console(args.json), text_console("-")
+    if calibration is not None and calibration.provenance.temperature != config.temperature:
+        fitted = calibration.provenance.temperature
+        console.print(f"- calibration: fitted at temperature {fitted:g}, this load runs at {config.temperature:g}")
 
     def say(text: str) -> None:
         progress.print(text, style="dim")
@@ -82,22 +106,28 @@ def run(args: argparse.Namespace) -> int:
     for finding in table.findings(need_rows=last) if table is not None else ():
         console.print(f"- cost table: {finding}", markup=False)
     entries = compare_policies(
-        target, prompts, config, drafter, [policy_from_name(name, table) for name in drafter_list(args.policies)],
-        table=table, loads=loads, total=lambda places: args.waves * places, repeats=args.repeats,
-        plain=not args.no_plain, gate=args.gate, progress=say,
+        target, prompts, config, drafter, [policy_from_name(name, table) for name in free],
+        gated=[policy_from_name(name, table) for name in gated], table=table, loads=loads,
+        total=lambda places: args.waves * places, repeats=args.repeats, plain=not args.no_plain, progress=say,
     )  # fmt: skip
     verdicts = texts_against_plain(target, prompts, config, entries, say) if config.temperature == 0 else {}
     rows = [{**entry.as_dict(), **verdicts.get((entry.policy, entry.requests), NO_VERDICT)} for entry in entries]
     console.print(_table(rows, f"{target.name}, {drafter.name}, gamma {config.gamma}, T = {config.temperature:g}"))
     fixed = against_fixed(entries)
     for found in fixed:
-        ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found["ratio"].items())
-        console.print(f"{found['requests']} requests: best fixed length {found['best_fixed']}; of it: {ratios or '-'}")
+        console.print(_fixed_words(found), markup=False)
+    measured = None
+    if config.temperature == 0:
+        say("acceptance at every token of the texts")
+        measured = measure_acceptance(target, drafter, prompts, served_domains(args.prompts, args.samples), config)
+        for domain, seen in measured.by_domain().items():
+            console.print(f"{domain}: {seen['accepted_drafts']:.2f} drafts accepted a block, {seen['texts']} texts")
     settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug")}
     record = run_record(
         {**settings, "row_ops": target.ops.name}, args.seed, dtype=str(target.dtype), model=target.name
     )  # fmt: skip
-    result = {"rows": rows, "against_fixed": fixed, "cost_table": table.as_dict() if table else None, "run": record}
+    result = {"rows": rows, "against_fixed": fixed, "cost_table": table.as_dict() if table else None}
+    result |= {"acceptance": measured.as_dict() if measured else None, "run": record}
     write_result(args.json, result)
     return 1 if any(row["outputs_equal_plain"] is False for row in rows) else 0
 
@@ -128,6 +158,39 @@ def texts_against_plain(target: Any, prompts: Any, config: Any, entries: Any, sa
             value = True  # nothing is drafted, so there is nothing that a verdict could miss
         found[entry.policy, entry.requests] = {"outputs_equal_plain": value, "max_flip_gap": largest_gap(flips)}
     return found
+
+
+def policy_names(text: str, all_gated: bool) -> tuple[list[str], list[str]]:
+    """(policies without gating, policies with it) of a comma-separated list; a name may end in `+gate`."""
+    names = drafter_list(text)
+    free = [name for name in names if not name.endswith(GATE)]
+    gated = [name.removesuffix(GATE) for name in names if name.endswith(GATE)]
+    return free, list(dict.fromkeys([*gated, *free])) if all_gated else gated
+
+
+def _check_calibration(args: argparse.Namespace, calibration: Any, policies: Any) -> None:
+    from dspec_lab.scheduler.policies import FixedLength, FullBlock
+
+    if all(isinstance(policy, (FixedLength, FullBlock)) for policy in policies):
+        raise ValueError(f"--calibration {args.calibration}: no policy of {args.policies} looks at confidences")
+    if args.gamma > calibration.gamma:
+        raise ValueError(f"{args.calibration} calibrates {calibration.gamma} positions, gamma is {args.gamma}")
+
+
+def _fixed_words(found: dict[str, Any]) -> str:
+    ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found["ratio"].items())
+    words = f"{found['requests']} requests: best of plain and fixed {found['best_fixed']}; of it {ratios or '-'}"
+    if found.get("best_drafting") not in (None, found["best_fixed"]):
+        ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found["ratio_to_drafting"].items())
+        words += f"; of the best that drafts, {found['best_drafting']}, {ratios or '-'}"
+    return words
+
+
+def served_domains(name: str, count: int) -> list[str]:
+    """Domains of `served_prompts`."""
+    from dspec_lab.evaluation.prompts import load_prompts
+
+    return [prompt.domain for prompt in load_prompts(name, count)]
 
 
 def served_prompts(tokenizer: Any, name: str, count: int) -> list[list[int]]:

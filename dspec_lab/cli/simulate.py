@@ -28,6 +28,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--gate", action="store_true", help="also skip drafting where it does not pay")
     parser.add_argument("--lossy", action="store_true", help="allow policies that are not lossless (oracle and such)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--validate", metavar="FILE", help="a record of serve-bench: simulate its points and compare")
     add_json_option(parser)
     return parser
 
@@ -39,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from dspec_lab.serving.sweep import against_paper, sweep
 
     check_json_target(args.json)
+    if args.validate is not None:
+        return _validate(args)
     preset = _preset(args)
     if args.seed < 0:
         raise ValueError(f"seed must be 0 or more, got {args.seed}")
@@ -71,6 +74,39 @@ def run(args: argparse.Namespace) -> int:
             console.print(paper_words(policy.name, found), markup=False)
     settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug")}
     write_result(args.json, {**result, "run": run_record(settings, args.seed, model=preset.table.name)})
+    return 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    from dspec_lab.bench.record import run_record
+    from dspec_lab.core.files import read_json
+    from dspec_lab.serving.validate import largest_error, points_as_dicts, validate
+
+    given = [f"--{name.replace('_', '-')}" for name in ("preset", "cost_table", "trace") if getattr(args, name)]
+    if given:
+        raise ValueError(f"--validate takes everything from its record; leave out {', '.join(given)}")
+    record = read_json(args.validate)
+    if not isinstance(record, dict):
+        raise ValueError(f"{args.validate} is no record of serve-bench")
+    points = validate(record)
+    median, largest = largest_error(points)
+    table = Table(title="engine and simulator", title_justify="left")
+    for name in ("policy", "requests", "tok/s", "simulated", "error", "tokens a round", "simulated", "ms", "simulated"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for p in points:
+        table.add_row(
+            p.policy, str(p.requests), f"{p.engine_tok_per_s:.1f}", f"{p.simulated_tok_per_s:.1f}",
+            f"{p.throughput_error:+.0%}", f"{p.engine_accepted_length:.2f}", f"{p.simulated_accepted_length:.2f}",
+            f"{p.engine_round_ms:.1f}", f"{p.simulated_round_ms:.1f}",
+        )  # fmt: skip
+    console = text_console(args.json)
+    console.print(table)
+    console.print(f"throughput is off by {median:.0%} in the median, {largest:.0%} at most, over {len(points)} points")
+    settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug")}
+    result = {"points": points_as_dicts(points), "median_error": median, "largest_error": largest}
+    write_result(args.json, {**result, "run": run_record(settings, args.seed, model=record["run"].get("model"))})
     return 0
 
 

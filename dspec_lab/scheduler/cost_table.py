@@ -232,14 +232,15 @@ def load_table(path: Path | str) -> CostTable:
     try:
         if is_sglang(values):
             return parse_sglang(values, name=path.stem)
-        if values.get("format") != FORMAT:
-            raise ValueError(f"format must be {FORMAT!r}, got {values.get('format')!r}")
-        return _parse(values)
+        return parse_table(values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _parse(values: Mapping[str, Any]) -> CostTable:
+def parse_table(values: Mapping[str, Any]) -> CostTable:
+    """The table that `as_dict` wrote."""
+    if values.get("format") != FORMAT:
+        raise ValueError(f"format must be {FORMAT!r}, got {values.get('format')!r}")
     plain = {key: value for key, value in values.items() if key != "format"}
     plain["draft"] = from_dict(DraftCost, plain.get("draft", {}))
     plain["samples"] = tuple(from_dict(CostSample, sample) for sample in plain.get("samples", ()))

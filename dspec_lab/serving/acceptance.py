@@ -141,15 +141,18 @@ class TraceAcceptance:
     """Requests replayed out of a trace: at each point of a text, the chances of the traced round that began there.
 
     The trace must come from full-block verification with laws (`accept_prob`); confidences are its own, or the chances
-    themselves where the drafter gives none. A text longer than the traced one starts over.
+    themselves where the drafter gives none. A text longer than the traced one starts over. `in_turn`: requests replay
+    the traced ones in their order, as `serve-bench` serves its prompts; else each draws one.
     """
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]], *, gamma: int | None = None) -> None:
+    def __init__(
+        self, rows: Iterable[Mapping[str, Any]], *, gamma: int | None = None, in_turn: bool = False
+    ) -> None:
         by_request: dict[str, list[Mapping[str, Any]]] = {}
         for row in rows:
             by_request.setdefault(str(row["request_id"]), []).append(row)
         longest = max((len(row["accept_prob"]) for group in by_request.values() for row in group), default=0)
-        self._gamma = gamma or longest
+        self._gamma, self._in_turn = gamma or longest, in_turn
         if self._gamma < 1:
             raise ValueError("the trace holds no drafted position with its accept_prob")
         if self._gamma > longest:
@@ -180,16 +183,21 @@ class TraceAcceptance:
 
     def start(self, places: int, rng: np.random.Generator) -> TraceState:
         """Fresh state."""
-        return TraceState(self._kept, places, rng)
+        return TraceState(self._kept, places, rng, in_turn=self._in_turn)
 
 
 class TraceState:
     """See `AcceptanceState`: one long table of rounds, indexed by request and by tokens since its beginning."""
 
     def __init__(
-        self, kept: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], places: int, rng: np.random.Generator
+        self,
+        kept: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+        places: int,
+        rng: np.random.Generator,
+        *,
+        in_turn: bool = False,
     ) -> None:
-        self._rng = rng
+        self._rng, self._in_turn, self._begun = rng, in_turn, 0
         self._chance_NG = np.concatenate([chance for _, chance, _ in kept])
         self._confidence_NG = np.concatenate([confidence for _, _, confidence in kept])
         spans = [int(starts[-1]) + 1 for starts, _, _ in kept]
@@ -201,8 +209,16 @@ class TraceState:
         self._request_P = np.zeros(places, dtype=np.int64)
 
     def begin(self, places: Integer[np.ndarray, " P"]) -> None:
-        """New requests, each a traced one."""
-        self._request_P[places] = self._rng.integers(len(self._span_R), size=len(places))
+        """New requests, each a traced one: drawn, or the next in turn."""
+        if self._in_turn:
+            self._request_P[places] = (self._begun + np.arange(len(places))) % len(self._span_R)
+        else:
+            self._request_P[places] = self._rng.integers(len(self._span_R), size=len(places))
+        self._begun += len(places)
+
+    def text_tokens(self, places: Integer[np.ndarray, " P"]) -> Integer[np.ndarray, " P"]:
+        """Tokens of the traced texts at `places`, as far as rounds began in them."""
+        return self._span_R[self._request_P[places]]
 
     def draw(
         self, places: Integer[np.ndarray, " B"], tokens_B: Integer[np.ndarray, " B"]

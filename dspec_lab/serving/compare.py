@@ -78,51 +78,62 @@ def compare_policies(
     total: Callable[[int], int] = lambda requests: 2 * requests,
     repeats: int = 2,
     plain: bool = True,
-    gate: bool = False,
+    gated: Sequence[Policy] = (),
     progress: Progress | None = None,
 ) -> list[Entry]:
     """Every policy (and plain decoding) at every load, `repeats` times; within a repeat the policies take turns.
 
-    With `gate`, each policy also runs with draft gating. A closed loop serves `total(requests)` requests.
+    The policies in `gated` run with draft gating. A closed loop serves `total(requests)` requests.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}")
-    if not policies or not loads:
-        raise ValueError(f"{len(policies)} policies and {len(loads)} loads: both are needed")
+    if not (policies or gated) or not loads:
+        raise ValueError(f"{len(policies) + len(gated)} policies and {len(loads)} loads: both are needed")
     entries = []
     variants: list[tuple[str, Policy | None, bool]] = [(PLAIN, None, False)] if plain else []
     variants += [(policy.name, policy, False) for policy in policies]
-    if gate:
-        variants += [(policy.name + GATED, policy, True) for policy in policies]
+    variants += [(policy.name + GATED, policy, True) for policy in gated]
     for requests, load in loads.items():
         runs: dict[str, list[LoadRun]] = {name: [] for name, _, _ in variants}
         for repeat in range(repeats):
-            for name, policy, gated in variants:
+            for name, policy, gates in variants:
                 if progress is not None:
                     progress(f"{requests} requests, repeat {repeat + 1} of {repeats}: {name}")
                 runs[name].append(
                     run_load(
                         target, prompts, config, load, drafter=drafter if policy is not None else None, policy=policy,
-                        table=table, gate=gated, total=total(requests) if isinstance(load, ClosedLoop) else None,
+                        table=table, gate=gates, total=total(requests) if isinstance(load, ClosedLoop) else None,
                     )
                 )  # fmt: skip
-        for name, policy, gated in variants:
-            fixed = isinstance(policy, (FixedLength, FullBlock)) and not gated
+        for name, policy, gates in variants:
+            fixed = isinstance(policy, (FixedLength, FullBlock)) and not gates
             entries.append(Entry(policy=name, requests=requests, runs=tuple(runs[name]), fixed=fixed))
     return entries
 
 
 def against_fixed(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Per load: the best fixed length (plain decoding counts as length 0), and each other policy's share of it."""
+    """Per load: the best fixed length, and each other policy's share of it.
+
+    Plain decoding counts as length 0 in `best_fixed` and `ratio`; `best_drafting` and `ratio_to_drafting` leave it out.
+    """
     found = []
     for requests in sorted({entry.requests for entry in entries}):
         here = [entry for entry in entries if entry.requests == requests]
-        fixed = [entry for entry in here if entry.fixed or entry.policy == PLAIN]
+        drafting = [entry for entry in here if entry.fixed]
+        fixed = drafting + [entry for entry in here if entry.policy == PLAIN]
         if not fixed:
             continue
         best = max(fixed, key=lambda entry: entry.throughput)
-        others = {entry.policy: entry.throughput / best.throughput for entry in here if entry not in fixed}
-        found.append(
-            {"requests": requests, "best_fixed": best.policy, "best_fixed_tok_per_s": best.throughput, "ratio": others}
-        )
+        others = [entry for entry in here if entry not in fixed]
+        result = {
+            "requests": requests, "best_fixed": best.policy, "best_fixed_tok_per_s": best.throughput,
+            "ratio": {entry.policy: entry.throughput / best.throughput for entry in others},
+        }  # fmt: skip
+        if drafting:
+            most = max(drafting, key=lambda entry: entry.throughput)
+            result |= {
+                "best_drafting": most.policy, "best_drafting_tok_per_s": most.throughput,
+                "ratio_to_drafting": {entry.policy: entry.throughput / most.throughput for entry in others},
+            }  # fmt: skip
+        found.append(result)
     return found

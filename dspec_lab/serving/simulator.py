@@ -13,14 +13,14 @@ from typing import Literal
 import numpy as np
 
 from dspec_lab.scheduler.cost_table import CostTable
-from dspec_lab.scheduler.gating import PROBE_EVERY, draft_lengths
-from dspec_lab.scheduler.policies import Policy, RoundView
+from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
+from dspec_lab.scheduler.history import AcceptanceHistory, Standing
+from dspec_lab.scheduler.policies import Policy, RoundView, useful_drafts
 from dspec_lab.serving.acceptance import Acceptance
 from dspec_lab.serving.summary import LoadSummary, RequestEnd, RoundTally, summarise
 from dspec_lab.serving.workload import ClosedLoop, Load
 
-LENGTHS = ("geometric", "fixed")
-FORGETTING = 0.8  # of a request's mean survival, per round, in the gate's forecast
+LENGTHS = ("geometric", "fixed", "text")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +31,14 @@ class SimConfig:
     policy: Policy | None  # None: plain decoding, nothing is drafted
     table: CostTable
     acceptance: Acceptance
-    tokens: int = 256  # new tokens of a request, mean or exactly
-    lengths: Literal["geometric", "fixed"] = "geometric"
+    tokens: int = 256  # new tokens of a request: mean, exactly, or at most
+    lengths: Literal["geometric", "fixed", "text"] = "geometric"  # text: as long as the replayed text, up to `tokens`
+    total: int | None = None  # requests that a closed loop serves; None has no end
+    full_only: bool = False  # sum up only the rounds in which all places are taken
+    context_tokens: float | None = None  # mean context of a request; None is the cost table's own
     prefill_s: float = 0.0  # that each new request holds the batch up
     gate: bool = False  # skip drafting where it does not pay
+    learn: bool = False  # correct confidences by earlier verdicts, as the real batch does
     seed: int = 0
     max_rounds: int = 1_000_000
     warm_up: float = 0.1  # share of the rounds that is left out of a closed loop's summary
@@ -48,6 +52,8 @@ class SimConfig:
             raise ValueError(f"warm_up must lie in 0..1, got {self.warm_up}")
         if self.policy is not None and self.policy.uses_table and self.table.flat:
             raise ValueError(f"the policy {self.policy.name} can trim nothing: {self.table.findings()[0]}")
+        if self.total is not None and (self.total < 1 or not isinstance(self.load, ClosedLoop)):
+            raise ValueError(f"total is of a closed loop and at least 1, got {self.total}")
         if self.gate and self.policy is None:
             raise ValueError("plain decoding drafts nothing, so there is nothing to gate")
 
@@ -64,30 +70,52 @@ class _Places:
     starved: np.ndarray  # rounds in a row without a verified draft
     worst: np.ndarray
     past: list[np.ndarray] = field(default_factory=list)  # survival of the last round and of the one before
-    forecast: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     skipped: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    rounds: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+
+@dataclass(slots=True)
+class _Learned:
+    """What the gate and the correction of confidences know, as `BatchScheduler` does."""
+
+    history: AcceptanceHistory
+    standing: Standing
+    purse: ProbePurse
 
 
 def simulate(config: SimConfig) -> LoadSummary:
-    """Run the load to its end (open loop) or for `max_rounds` rounds (closed loop).
+    """Run the load to its end (open loop, or a closed loop of `total` requests) or for `max_rounds` rounds.
 
-    A closed loop's summary leaves out the first `warm_up` of its rounds. Raises `ValueError` where the cost table does
-    not cover the requests.
+    An endless closed loop's summary leaves out the first `warm_up` of its rounds. Raises `ValueError` where the cost
+    table does not cover the requests.
     """
     rng = np.random.default_rng(config.seed)
     load, gamma = config.load, config.acceptance.gamma
     places = load.concurrency if isinstance(load, ClosedLoop) else load.max_active
     state = config.acceptance.start(places, rng)
     p = _new_places(places, gamma)
-    waiting = deque[float]() if isinstance(load, ClosedLoop) else deque(load.arrivals_s.tolist())
+    learned = None
+    if config.gate or config.learn:
+        learned = _Learned(AcceptanceHistory(gamma), Standing.new(places, gamma), ProbePurse())
+    # requests that have not begun: arrival times, or a closed loop's, which arrive as a place is free
+    count = config.total if config.total is not None else 0
+    waiting = deque([0.0] * count) if isinstance(load, ClosedLoop) else deque(load.arrivals_s.tolist())
     tally, ends, now = RoundTally(), list[RequestEnd](), 0.0
     for _ in range(config.max_rounds):
-        now = _admit(config, p, state, waiting, now, rng)
+        now = _admit(config, p, state, learned, waiting, now, rng)
         at_B = np.flatnonzero(p.active)
         if not len(at_B):
             break
+        standing = learned.standing.rows(at_B) if learned is not None else None
         confidence_BG, chance_BG = state.draw(at_B, p.done[at_B])
-        lens_B = _drafted(config, p, at_B, gamma)
+        lens_B = _drafted(config, p, learned, standing, at_B, gamma)
+        past_BG = p.past[1][at_B]
+        if learned is not None and standing is not None:
+            expected_BG = learned.history.chances(standing)
+            if config.learn:
+                confidence_BG = learned.history.corrected(confidence_BG, standing)
+            confidence_BG = np.where(np.arange(gamma) < lens_B[:, None], confidence_BG, expected_BG)
+            past_BG = np.where(p.rounds[at_B, None] < len(p.past), np.cumprod(expected_BG, axis=1), past_BG)
         survival_BG = np.cumprod(confidence_BG, axis=1)
         kept_B = _leading(rng.random(chance_BG.shape, dtype=np.float32) < chance_BG)
         draft_s = config.table.draft.seconds(int(np.count_nonzero(lens_B)), int(lens_B.sum()))
@@ -95,19 +123,26 @@ def simulate(config: SimConfig) -> LoadSummary:
             length_B = lens_B
         else:
             view = RoundView(
-                survival_BG=survival_BG, lens_B=lens_B, past_BG=p.past[1][at_B], asked_B=lens_B, draft_s=draft_s,
-                accepted_B=kept_B,
+                survival_BG=survival_BG, lens_B=lens_B, past_BG=past_BG, asked_B=lens_B, draft_s=draft_s,
+                accepted_B=kept_B, context_tokens=config.context_tokens,
             )  # fmt: skip
             length_B = config.policy.lengths(view)
         verified = int(length_B.sum())
-        seconds = float(config.table.round_s_N(len(at_B), verified, draft_s=draft_s)[-1])
+        seconds = float(
+            config.table.round_s_N(len(at_B), verified, draft_s=draft_s, context_tokens=config.context_tokens)[-1]
+        )
         now += seconds
         gained_B = np.minimum(np.minimum(kept_B, length_B) + 1, p.left[at_B])
-        _settle(p, at_B, gained_B, length_B, lens_B, survival_BG)
-        tally.add(
-            seconds=seconds, requests=len(at_B), drafted=int(lens_B.sum()), verified=verified,
-            committed=int(gained_B.sum()), draft_s=draft_s,
-        )  # fmt: skip
+        _settle(p, at_B, gained_B, length_B, survival_BG)
+        if learned is not None and standing is not None:
+            accepted_B = np.minimum(np.minimum(kept_B, length_B), gained_B)
+            learned.history.settle(standing, lens_B, length_B, accepted_B, confidence_BG)
+            learned.standing.put(at_B, standing)
+        if not config.full_only or len(at_B) == places:
+            tally.add(
+                seconds=seconds, requests=len(at_B), drafted=int(lens_B.sum()), verified=verified,
+                committed=int(gained_B.sum()), draft_s=draft_s,
+            )  # fmt: skip
         for i in at_B[p.left[at_B] == 0].tolist():
             ends.append(
                 RequestEnd(
@@ -119,7 +154,7 @@ def simulate(config: SimConfig) -> LoadSummary:
                 )  # fmt: skip
             )
             p.active[i] = False
-    skip = int(config.warm_up * len(tally.seconds)) if isinstance(load, ClosedLoop) else 0
+    skip = int(config.warm_up * len(tally.seconds)) if isinstance(load, ClosedLoop) and config.total is None else 0
     return summarise(tally, ends, skip=skip)
 
 
@@ -132,17 +167,22 @@ def _new_places(places: int, gamma: int) -> _Places:
         done=np.zeros(places, dtype=np.int64), arrived_s=zeros(), began_s=zeros(),
         starved=np.zeros(places, dtype=np.int64), worst=np.zeros(places, dtype=np.int64),
         past=[np.ones((places, gamma), dtype=np.float32) for _ in range(2)],
-        forecast=np.ones((places, gamma), dtype=np.float32), skipped=np.zeros(places, dtype=np.int64),
+        skipped=np.full(places, np.inf), rounds=np.zeros(places, dtype=np.int64),
     )  # fmt: skip
 
 
-def _admit(config: SimConfig, p: _Places, state, waiting: deque[float], now: float, rng) -> float:  # type: ignore[no-untyped-def]
+def _admit(  # type: ignore[no-untyped-def]
+    config: SimConfig, p: _Places, state, learned: _Learned | None, waiting: deque[float], now: float, rng
+) -> float:
     """Start requests on free places; the time after that (a server with nothing to do waits for the next arrival)."""
     free = np.flatnonzero(~p.active)
     if not len(free):
         return now
     if isinstance(config.load, ClosedLoop):
-        arrived = [now] * len(free)
+        count = len(free) if config.total is None else min(len(free), len(waiting))
+        arrived = [now] * count
+        for _ in range(count if config.total is not None else 0):
+            waiting.popleft()
     else:
         if waiting and len(free) == len(p.active):
             now = max(now, waiting[0])
@@ -153,49 +193,53 @@ def _admit(config: SimConfig, p: _Places, state, waiting: deque[float], now: flo
     if not len(new):
         return now
     state.begin(new)
-    p.active[new], p.done[new], p.starved[new], p.worst[new], p.skipped[new] = True, 0, 0, 0, 0
+    p.active[new], p.done[new], p.starved[new], p.worst[new] = True, 0, 0, 0
+    p.skipped[new], p.rounds[new] = np.inf, 0
+    if learned is not None:
+        learned.standing.put(new, Standing.new(len(new), learned.history.gamma))
     p.arrived_s[new] = arrived
     if config.lengths == "fixed":
         p.left[new] = config.tokens
+    elif config.lengths == "text":
+        p.left[new] = np.minimum(config.tokens, state.text_tokens(new))
     else:
         p.left[new] = rng.geometric(1 / config.tokens, len(new))
     for older in p.past:
         older[new] = 1.0
-    p.forecast[new] = 1.0
     now += config.prefill_s * len(new)
     p.began_s[new] = now
     return now
 
 
-def _drafted(config: SimConfig, p: _Places, at_B: np.ndarray, gamma: int) -> np.ndarray:
+def _drafted(
+    config: SimConfig, p: _Places, learned: _Learned | None, standing: Standing | None, at_B: np.ndarray, gamma: int
+) -> np.ndarray:
+    """Drafts that each request makes."""
     if config.policy is None:
         return np.zeros(len(at_B), dtype=np.int64)
-    if not config.gate:
-        return np.full(len(at_B), gamma)
-    lens_B = draft_lengths(p.forecast[at_B], config.table, probe_B=p.skipped[at_B] >= PROBE_EVERY - 1)
+    room_B = np.full(len(at_B), useful_drafts(config.policy, gamma))
+    if config.lengths != "geometric":
+        # as in the real engine: no more drafts than tokens are still allowed
+        room_B = np.minimum(room_B, config.tokens - p.done[at_B] - 1)
+    if not config.gate or learned is None or standing is None:
+        return room_B
+    expected_BG = np.cumprod(learned.history.chances(standing), axis=1)
+    wanted_B = draft_lengths(expected_BG, config.table, context_tokens=config.context_tokens)
+    lens_B = learned.purse.add(np.minimum(wanted_B, room_B), p.skipped[at_B], room_B, config.table)
     p.skipped[at_B] = np.where(lens_B > 0, 0, p.skipped[at_B] + 1)
     return lens_B
 
 
 def _settle(
-    p: _Places,
-    at_B: np.ndarray,
-    gained_B: np.ndarray,
-    length_B: np.ndarray,
-    lens_B: np.ndarray,
-    survival_BG: np.ndarray,
+    p: _Places, at_B: np.ndarray, gained_B: np.ndarray, length_B: np.ndarray, survival_BG: np.ndarray
 ) -> None:
     p.left[at_B] -= gained_B
     p.done[at_B] += gained_B
+    p.rounds[at_B] += 1
     p.starved[at_B] = np.where(length_B > 0, 0, p.starved[at_B] + 1)
     p.worst[at_B] = np.maximum(p.worst[at_B], p.starved[at_B])
     p.past.insert(0, p.past.pop())
-    G = survival_BG.shape[1]
-    if int(lens_B.min()) < G:
-        # what was not drafted has shown no confidence
-        survival_BG = np.where(np.arange(G) < lens_B[:, None], survival_BG, p.forecast[at_B])
     p.past[0][at_B] = survival_BG
-    p.forecast[at_B] = FORGETTING * p.forecast[at_B] + (1 - FORGETTING) * survival_BG
 
 
 def _leading(kept_BG: np.ndarray) -> np.ndarray:

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from dspec_lab.calibration.calibration import fit_calibration
+from dspec_lab.calibration.synthetic import synthetic_rounds
 from dspec_lab.cli.main import main
 from dspec_lab.scheduler.cost_table import CostTable, save_table
 
@@ -29,6 +31,8 @@ from dspec_lab.scheduler.cost_table import CostTable, save_table
         (["serve-bench", "--drafter", "lookahead", "--rate", "0"], "above 0 a second, got 0"),
         (["serve-bench", "--drafter", "lookahead", "--policies", "retrospective"], "not lossless"),
         (["serve-bench", "--drafter", "lookahead", "--policies", "full", "--cost-table", "x"], "looks at it"),
+        (["serve-bench", "--drafter", "lookahead", "--policies", "best+gate"], "unknown policy 'best'"),
+        (["serve-bench", "--drafter", "lookahead", "--calibration", "none.json"], "none.json"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -56,3 +60,20 @@ def test_a_flat_table_is_refused(tmp_path, capsys):
     path = save_table(tmp_path / "flat.json", CostTable(rows=(1, 64), seconds=(0.01, 0.01)))
     assert main(["simulate", "--cost-table", str(path), "--policies", "early-stop"]) == 2
     assert "can trim nothing" in capsys.readouterr().err
+
+
+@pytest.fixture
+def calibration_file(tmp_path):
+    rounds = synthetic_rounds(600, (1.5, 1.5, 1.5), prompts=12, drafter="dspark")
+    return str(fit_calibration(rounds, resamples=100).save(tmp_path / "c.json"))
+
+
+def test_serve_bench_takes_a_calibration_only_where_it_is_of_use(calibration_file, capsys):
+    for arguments, words in (
+        (["--drafter", "lookahead"], "was fitted for the drafter 'dspark', not for lookahead"),
+        (["--drafter", "dspark", "--policies", "full,fixed-2"], "no policy of full,fixed-2 looks at confidences"),
+        (["--drafter", "dspark", "--gamma", "5"], "calibrates 3 positions, gamma is 5"),
+    ):
+        assert main(["serve-bench", *arguments, "--calibration", calibration_file]) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1, error
