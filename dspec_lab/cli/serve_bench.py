@@ -33,7 +33,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help=f"comma-separated; +gate also decides whether to draft at all (default: {DEFAULT_POLICIES})",
     )  # fmt: skip
     parser.add_argument("--requests", default="1,4,16,32", help="numbers in flight (default: 1,4,16,32)")
-    parser.add_argument("--waves", type=int, default=2, help="requests served per place, closed loop (default: 2)")
+    parser.add_argument(
+        "--waves", type=int, default=2,
+        help="requests served per place, closed loop, and at least one for each prompt (default: 2)",
+    )  # fmt: skip
     parser.add_argument("--rate", type=float, help="open loop: arrivals a second, in place of the closed loop")
     parser.add_argument("--burst", type=int, default=1, help="open loop: requests that arrive together (default: 1)")
     parser.add_argument("--arrivals", type=int, default=32, help="open loop: requests in all (default: 32)")
@@ -108,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
     entries = compare_policies(
         target, prompts, config, drafter, [policy_from_name(name, table) for name in free],
         gated=[policy_from_name(name, table) for name in gated], table=table, loads=loads,
-        total=lambda places: args.waves * places, repeats=args.repeats, plain=not args.no_plain, progress=say,
+        total=lambda places: max(args.waves * places, len(prompts)), repeats=args.repeats, plain=not args.no_plain,
+        progress=say,
     )  # fmt: skip
     verdicts = texts_against_plain(target, prompts, config, entries, say) if config.temperature == 0 else {}
     rows = [{**entry.as_dict(), **verdicts.get((entry.policy, entry.requests), NO_VERDICT)} for entry in entries]
@@ -154,8 +158,8 @@ def texts_against_plain(target: Any, prompts: Any, config: Any, entries: Any, sa
                 seen[key] = find_flip(target, prompts[key[0]], plain[key[0]], text.token_ids)
             flips.append(seen[key])
         value = verdict([text for _, text in texts], flips)
-        if entry.policy == "plain" and value == "inconclusive":
-            value = True  # nothing is drafted, so there is nothing that a verdict could miss
+        if value == "inconclusive" and all(run.summary.drafted == 0 for run in entry.runs):
+            value = True  # plain decoding, or a gate that let nobody draft: nothing that a verdict could miss
         found[entry.policy, entry.requests] = {"outputs_equal_plain": value, "max_flip_gap": largest_gap(flips)}
     return found
 

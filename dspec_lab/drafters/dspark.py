@@ -47,11 +47,12 @@ class BlockSession:
         self._cache = model.new_cache(capacity)
         self._anchor: int | None = None
         self._waiting: list[Tensor] = []
+        self._committed = 0
 
     @property
     def context_length(self) -> int:
         """Committed tokens whose features the draft context holds, or will hold when it drafts next."""
-        return self._cache.length + sum(rows_NF.shape[0] for rows_NF in self._waiting)
+        return self._committed
 
     @property
     def cache_bytes(self) -> int:
@@ -63,11 +64,11 @@ class BlockSession:
         """Append the features of the committed rows; the newest token becomes the anchor."""
         tapped_NF = None if commit.features is None else commit.features.tapped_NF
         rows_NF = context_rows(commit, tapped_NF, first=self._anchor is None, name=self._name)
+        count = self._committed + rows_NF.shape[0]
+        if count > self._cache.capacity:
+            raise ValueError(f"{count} context tokens exceed the draft cache's capacity {self._cache.capacity}")
+        self._committed = count
         self._waiting.append(rows_NF)
-        if self.context_length > self._cache.capacity:
-            raise ValueError(
-                f"{self.context_length} context tokens exceed the draft cache's capacity {self._cache.capacity}"
-            )
         if self._anchor is None:
             self._take_in()
         self._anchor = commit.token_ids[-1]

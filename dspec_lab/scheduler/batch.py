@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import deque
@@ -41,6 +42,7 @@ class _Memory:
     """What is kept of one request."""
 
     standing: Standing  # one row
+    number: int  # by which it is told from every other request, ended ones too
     past: deque[np.ndarray] = field(default_factory=lambda: deque(maxlen=DELAY))  # survival of its last rounds
     rounds_read: int = 0
     drafted: int = 0  # in the round that is not settled yet
@@ -74,6 +76,9 @@ class BatchScheduler:
         self.decisions: list[Decision] = []
         self._calibrate, self._learn = calibrate, learn
         self._history, self._purse, self._gate_s = AcceptanceHistory(gamma), ProbePurse(), 0.0
+        # the last choice of draft lengths, which holds while the requests are the same and nothing was learned
+        self._chosen: tuple[tuple[int, ...], np.ndarray] | None = None
+        self._numbers = itertools.count()
         self._memory: WeakKeyDictionary[Request, _Memory] = WeakKeyDictionary()
 
     def draft_lengths(self, requests: Sequence[Request]) -> list[int]:
@@ -82,10 +87,12 @@ class BatchScheduler:
             raise ValueError("draft lengths rest on a cost table, got none")
         start = time.perf_counter()
         memories = self._read(requests)
-        expected_BG = np.cumprod(self._history.chances(_stacked(memories)), axis=1)
+        who = tuple(memory.number for memory in memories)
+        if self._chosen is None or self._chosen[0] != who:
+            expected_BG = np.cumprod(self._history.chances(_stacked(memories)), axis=1)
+            self._chosen = who, draft_lengths(expected_BG, self.table, context_tokens=_context(requests))
         may_B = np.array([self._room(request) for request in requests], dtype=np.int64)
-        wanted_B = draft_lengths(expected_BG, self.table, context_tokens=_context(requests))
-        wanted_B = np.minimum(wanted_B, may_B)
+        wanted_B = np.minimum(self._chosen[1], may_B)
         skipped_B = np.array([memory.skipped for memory in memories], dtype=float)
         wanted_B = self._purse.add(wanted_B, skipped_B, may_B, self.table)
         for memory, wanted in zip(memories, wanted_B.tolist(), strict=True):
@@ -97,10 +104,18 @@ class BatchScheduler:
         """Drafts of each request to verify this round."""
         start, B = time.perf_counter(), len(requests)
         memories = self._read(requests)
+        lens_B = np.array([request.proposal.gamma for request in requests], dtype=np.int64)
+        for memory, length in zip(memories, lens_B.tolist(), strict=True):
+            memory.drafted = length
+            if not length:
+                # what it told before is old by the time it drafts again
+                memory.past.clear()
+        if not lens_B.any():
+            self._log(requests, lens_B, [0] * B, set(), time.perf_counter() - start)
+            return [0] * B
         standing = _stacked(memories)
         expected_BG = self._history.chances(standing)
         raw_BG, told_B = np.ones((B, self.gamma)), np.zeros(B, dtype=bool)
-        lens_B = np.array([request.proposal.gamma for request in requests], dtype=np.int64)
         for i, request in enumerate(requests):
             confidence_G = request.proposal.confidence_G
             if confidence_G is not None and lens_B[i]:
@@ -115,8 +130,8 @@ class BatchScheduler:
         for i, memory in enumerate(memories):
             if len(memory.past) == DELAY:
                 past_BG[i] = memory.past[0]
-            memory.past.append(survival_BG[i])
-            memory.drafted = int(lens_B[i])
+            if memory.drafted:
+                memory.past.append(survival_BG[i])
             memory.chance_G = corrected_BG[i] if told_B[i] else None
         drafted = int(lens_B.sum())
         view = RoundView(
@@ -128,18 +143,26 @@ class BatchScheduler:
             context_tokens=_context(requests),
         )
         lengths = [int(length) for length in self.policy.lengths(view)]
-        sources = {"confidence" if told else "history" for told, drafts in zip(told_B, lens_B, strict=True) if drafts}
+        sources: set[Source] = set()
+        for told, drafts in zip(told_B, lens_B, strict=True):
+            if drafts:
+                sources.add("confidence" if told else "history")
+        self._log(requests, lens_B, lengths, sources, time.perf_counter() - start)
+        return lengths
+
+    def _log(
+        self, requests: Sequence[Request], lens_B: np.ndarray, lengths: list[int], sources: set[Source], seconds: float
+    ) -> None:
         self.decisions.append(
             Decision(
-                requests=B,
-                drafted=drafted,
+                requests=len(requests),
+                drafted=int(lens_B.sum()),
                 admitted=sum(lengths),
                 longest=max(lengths),
-                source="mixed" if len(sources) > 1 else next(iter(sources), "history"),  # type: ignore[arg-type]
-                seconds=time.perf_counter() - start + self._gate_s,
+                source="mixed" if len(sources) > 1 else next(iter(sources), "history"),
+                seconds=seconds + self._gate_s,
             )
         )
-        return lengths
 
     def _room(self, request: Request) -> int:
         left = request.config.max_new_tokens - len(request.result.token_ids) - 1
@@ -151,16 +174,17 @@ class BatchScheduler:
         for request in requests:
             memory = self._memory.get(request)
             if memory is None:
-                memory = self._memory[request] = _Memory(Standing.new(1, self.gamma))
+                memory = self._memory[request] = _Memory(Standing.new(1, self.gamma), next(self._numbers))
             memories.append(memory)
             records = request.result.rounds[memory.rounds_read :]
             memory.rounds_read += len(records)
-            if records:
-                # one round is settled between two calls
+            if records and memory.drafted:
+                # one round is settled between two calls; one without drafts teaches nothing
                 (silent if memory.chance_G is None else told).append((memory, records[-1]))
         for group in (told, silent):
             if not group:
                 continue
+            self._chosen = None
             standing = _stacked([memory for memory, _ in group])
             verified_B = np.array([record.gamma for _, record in group], dtype=np.int64)
             chances = [memory.chance_G for memory, _ in group if memory.chance_G is not None]

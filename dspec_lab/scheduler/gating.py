@@ -12,7 +12,7 @@ from jaxtyping import Float, Integer
 from dspec_lab.scheduler.admission import best_budget, falling, present, rates, top_k_lengths
 from dspec_lab.scheduler.cost_table import CostTable
 
-PROBE_SHARE = 0.01  # of the time that may go into drafts of requests that skip, to see whether that has changed
+PROBE_SHARE = 0.005  # of the time that may go into drafts of requests that skip, to see whether that has changed
 
 
 def draft_lengths(
@@ -42,11 +42,13 @@ def draft_lengths(
         drafted_B = np.cumsum(np.where(wanted_B > 0, wanted_B if draft.per_token_s else G, 0)[order_B])
         draft_s_B = draft.fixed_s + draft.per_request_s * np.arange(1, B + 1) + draft.per_token_s * drafted_B
         rate_B = (B + np.cumsum(gain_B[order_B])) / (round_s_N[verified_B] + draft_s_B)
-        drafting = int(rate_B.argmax()) + 1
+        before, drafting = drafting, int(rate_B.argmax()) + 1
         if rate_B[drafting - 1] > best_rate:
             best_rate, found_B = float(rate_B[drafting - 1]), np.zeros(B, dtype=np.int64)
             chosen_B = order_B[:drafting]
             found_B[chosen_B] = wanted_B[chosen_B] if draft.per_token_s else np.where(wanted_B[chosen_B] > 0, G, 0)
+        if drafting == before:
+            break
     return found_B
 
 

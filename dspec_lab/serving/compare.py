@@ -58,6 +58,7 @@ class Entry:
             "most_starved_rounds": max(s.most_starved_rounds or 0 for s in whole),
             "longest_gap_s": max(s.longest_gap_s or 0.0 for s in whole),
             "wait_p95_s": statistics.median(s.wait_p95_s or 0.0 for s in whole),
+            "requests_served": len(last.generations),
             "requests_ended": whole[-1].requests_ended,
             "rounds": whole[-1].rounds,
             "prefill_s": last.prefill_s,

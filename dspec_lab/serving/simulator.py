@@ -71,7 +71,7 @@ class _Places:
     worst: np.ndarray
     past: list[np.ndarray] = field(default_factory=list)  # survival of the last round and of the one before
     skipped: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    rounds: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    rounds: np.ndarray = field(default_factory=lambda: np.zeros(0))  # in a row in which a request has drafted
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ def simulate(config: SimConfig) -> LoadSummary:
         )
         now += seconds
         gained_B = np.minimum(np.minimum(kept_B, length_B) + 1, p.left[at_B])
-        _settle(p, at_B, gained_B, length_B, survival_BG)
+        _settle(p, at_B, gained_B, length_B, lens_B, survival_BG)
         if learned is not None and standing is not None:
             accepted_B = np.minimum(np.minimum(kept_B, length_B), gained_B)
             learned.history.settle(standing, lens_B, length_B, accepted_B, confidence_BG)
@@ -231,11 +231,16 @@ def _drafted(
 
 
 def _settle(
-    p: _Places, at_B: np.ndarray, gained_B: np.ndarray, length_B: np.ndarray, survival_BG: np.ndarray
+    p: _Places,
+    at_B: np.ndarray,
+    gained_B: np.ndarray,
+    length_B: np.ndarray,
+    lens_B: np.ndarray,
+    survival_BG: np.ndarray,
 ) -> None:
     p.left[at_B] -= gained_B
     p.done[at_B] += gained_B
-    p.rounds[at_B] += 1
+    p.rounds[at_B] = np.where(lens_B > 0, p.rounds[at_B] + 1, 0)
     p.starved[at_B] = np.where(length_B > 0, 0, p.starved[at_B] + 1)
     p.worst[at_B] = np.maximum(p.worst[at_B], p.starved[at_B])
     p.past.insert(0, p.past.pop())

@@ -73,7 +73,7 @@ def _point(
             # the first token comes with the prompt
             tokens=settings["max_new_tokens"] - 1,
             lengths="text",
-            total=settings["waves"] * requests,
+            total=row["requests_served"],
             full_only=True,
             gate=name.endswith(GATED),
             learn=name != PLAIN,

@@ -35,7 +35,7 @@ def record_of(drafter) -> dict:
         loads={n: ClosedLoop(concurrency=n) for n in (1, 3)}, total=lambda places: WAVES * places,
     )  # fmt: skip
     measured = measure_acceptance(TARGET, drafter, PROMPTS, DOMAINS, CONFIG)
-    settings = {"rate": None, "waves": WAVES, "max_new_tokens": CONFIG.max_new_tokens}
+    settings = {"rate": None, "max_new_tokens": CONFIG.max_new_tokens}
     return {
         "rows": [entry.as_dict() for entry in entries],
         "cost_table": TABLE.as_dict(),
