@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from dspec_lab.evaluation.evaluate import DTYPE_NAMES, evaluate, rows_as_dicts
     from dspec_lab.evaluation.paired import paired_rows, paired_table
     from dspec_lab.evaluation.report import NOTE, eval_table
+    from dspec_lab.evaluation.worth import worth_rows, worth_words
 
     console = text_console(args.json)
     rows, traces = [], [] if args.trace else None
@@ -83,6 +84,9 @@ def run(args: argparse.Namespace) -> int:
             )
     console.print(eval_table(rows, f"{target.name}, {DTYPE_NAMES[str(target.dtype)]}"))
     console.print(NOTE)
+    worth = worth_rows(rows)
+    for line in worth_words(worth):
+        console.print(f"- {line}", markup=False)
     pairs = paired_rows(rows)
     if pairs:
         console.print(paired_table(pairs))
@@ -99,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         args.seed, dtype=DTYPE_NAMES[str(target.dtype)], model=target.name,
     )  # fmt: skip
     paired = [asdict(row) | {"settled": row.settled} for row in pairs]
-    write_result(args.json, {"rows": rows_as_dicts(rows), "paired": paired, "run": record})
+    result = {"rows": rows_as_dicts(rows), "paired": paired, "worth": [asdict(entry) for entry in worth]}
+    write_result(args.json, {**result, "run": record})
     return 1 if any(row.outputs_equal_plain is False for row in rows) else 0
 
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspec_lab.core.files import data_dir
+from dspec_lab.core.files import data_dir, read_json
 from dspec_lab.scheduler.cost_table import CostTable, load_table
 from dspec_lab.serving.acceptance import Acceptance, Domain, ParametricAcceptance
 from dspec_lab.serving.paper_fit import FITS, FREE, GAMMA, SHARED, SLOPE, TAU_MTP, column, paper_rows
 from dspec_lab.serving.roofline import GPUS, roofline_table
 
 CPU_TABLE = "cpu_cost_table.json"
+BENCH_RECORD = "cpu_bench.json"
 # the spread around the paper's averages is not in the paper; these are near what the V4 fits find
 REQUEST_SD, ROUND_SD, POSITION_SD = 0.6, 0.9, 1.1
 
@@ -136,6 +137,23 @@ PRESETS: Mapping[str, Callable[[], Preset]] = {
     "v4-flash": lambda: _v4("v4-flash"),
     "v4-pro": lambda: _v4("v4-pro"),
 }
+
+
+def recorded_cpu_table() -> CostTable:
+    """The cost table measured on this project's machine; where there is none, the passes recorded by `dspec bench`."""
+    path = cpu_table_path()
+    if path.is_file():
+        return load_table(path)
+    record = data_dir() / "profiles" / BENCH_RECORD
+    if not record.is_file():
+        raise FileNotFoundError(f"neither {path} nor {record}; dspec profile makes the first")
+    passes = {int(rows): times["median"] / 1e3 for rows, times in read_json(record)["forward_ms_by_rows"].items()}
+    return CostTable(
+        rows=tuple(sorted(passes)),
+        seconds=tuple(passes[rows] for rows in sorted(passes)),
+        name=f"passes of {BENCH_RECORD}",
+        source="measured",
+    )
 
 
 def cpu_table_path() -> Path:
