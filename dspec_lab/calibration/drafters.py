@@ -5,6 +5,7 @@ Both wrap the drafter, so decoding, evaluation and a batch use them without know
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -33,9 +34,13 @@ class CalibratedDrafter:
         self.taps = drafter.taps
         self.max_gamma: int | None = min(drafter.max_gamma or calibration.gamma, calibration.gamma)
 
-    def start(self, target: Target, *, capacity: int) -> CalibratedSession:
+    def start(self, target: Target, *, capacity: int) -> ViewedSession:
         """A session of the drafter, seen through the calibration."""
-        return CalibratedSession(self.inner.start(target, capacity=capacity), self.calibration)
+        return ViewedSession(self.inner.start(target, capacity=capacity), self._calibrated)
+
+    def _calibrated(self, proposal: Proposal) -> Proposal:
+        raw_1G = np.array([_confidences(proposal)])
+        return replace(proposal, confidence_G=tuple(self.calibration.confidences(raw_1G)[0].tolist()))
 
 
 def refuse_other_drafter(calibration: Calibration, name: str, drafter_hash: str | None = None) -> None:
@@ -51,23 +56,20 @@ def refuse_other_drafter(calibration: Calibration, name: str, drafter_hash: str 
         raise ValueError(f"the calibration was fitted for the drafter {origin.drafter!r}, not for {name!r}")
 
 
-class CalibratedSession:
-    """One request's drafting state; `propose` calibrates."""
+class ViewedSession:
+    """One request's drafting state, each proposal with drafts seen through `view`."""
 
-    def __init__(self, inner: DraftSession, calibration: Calibration) -> None:
-        self._inner, self._calibration = inner, calibration
+    def __init__(self, inner: DraftSession, view: Callable[[Proposal], Proposal]) -> None:
+        self._inner, self._view = inner, view
 
     def commit(self, commit: Commit) -> None:
         """Passed on."""
         self._inner.commit(commit)
 
     def propose(self, gamma: int, sampling: SamplingConfig, draws: DraftDraws) -> Proposal:
-        """The drafter's proposal with calibrated confidences."""
+        """The view of the drafter's proposal; one without drafts is left as it is."""
         proposal = self._inner.propose(gamma, sampling, draws)
-        if not proposal.gamma:
-            return proposal
-        raw_1G = np.array([_confidences(proposal)])
-        return replace(proposal, confidence_G=tuple(self._calibration.confidences(raw_1G)[0].tolist()))
+        return self._view(proposal) if proposal.gamma else proposal
 
 
 class ThresholdDrafter:
@@ -84,27 +86,12 @@ class ThresholdDrafter:
         self.name = f"{drafter.name}{THRESHOLD_MARK}{threshold:g}"
         self.taps, self.max_gamma = drafter.taps, drafter.max_gamma
 
-    def start(self, target: Target, *, capacity: int) -> ThresholdSession:
-        """A session of the drafter that cuts."""
-        return ThresholdSession(self.inner.start(target, capacity=capacity), self.threshold)
+    def start(self, target: Target, *, capacity: int) -> ViewedSession:
+        """A session of the drafter that cuts; a block may become empty."""
+        return ViewedSession(self.inner.start(target, capacity=capacity), self._cut)
 
-
-class ThresholdSession:
-    """One request's drafting state; `propose` cuts."""
-
-    def __init__(self, inner: DraftSession, threshold: float) -> None:
-        self._inner, self._threshold = inner, threshold
-
-    def commit(self, commit: Commit) -> None:
-        """Passed on."""
-        self._inner.commit(commit)
-
-    def propose(self, gamma: int, sampling: SamplingConfig, draws: DraftDraws) -> Proposal:
-        """The drafter's proposal up to the first unlikely draft; it may be empty."""
-        proposal = self._inner.propose(gamma, sampling, draws)
-        if not proposal.gamma:
-            return proposal
-        return proposal.prefix(kept_length(_confidences(proposal), self._threshold))
+    def _cut(self, proposal: Proposal) -> Proposal:
+        return proposal.prefix(kept_length(_confidences(proposal), self.threshold))
 
 
 def kept_length(confidence_G: tuple[float, ...], threshold: float) -> int:

@@ -83,9 +83,7 @@ def probe_drafter(
                 continue
             taps = Taps(layers=layers) if ids else Taps(last_hidden=True)
             rows = target.session(capacity=len(text), taps=taps).extend(list(text))
-            assert rows.features is not None
-            features_NF = rows.features.tapped_NF if ids else rows.features.last_ND
-            assert features_NF is not None
+            features_NF = rows.tapped_NF() if ids else rows.last_ND()
             choice_T = rows.logits_JV.argmax(-1)
             counts = {0: layer_count} if layer_shift else by_slot
             if isinstance(model, BlockDraftModel):

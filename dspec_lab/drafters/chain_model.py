@@ -4,6 +4,7 @@ Pairing: the target's feature of token i goes with the embedding of token i + 1,
 proposes token i + 2. The next step takes the output in place of the feature.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
@@ -17,7 +18,7 @@ from dspec_lab.drafters.vocabulary import DraftModel
 from dspec_lab.models.family import FULL
 
 
-class ChainDraftModel(DraftModel):
+class ChainDraftModel(DraftModel, ABC):
     """Layers, cache and steps of a one-token-at-a-time drafter; subclasses say how hidden state and token meet."""
 
     layers: nn.ModuleList
@@ -29,25 +30,25 @@ class ChainDraftModel(DraftModel):
         shape = arch.spec.attention[FULL]
         self.rotary = RotaryTable(shape.rotary, shape.head_dim, arch.spec.max_positions + arch.ttt_length)
 
+    @abstractmethod
     def from_features(self, features: Float[Tensor, "*N F"]) -> Float[Tensor, "*N D"]:
         """Hidden state that stands for the target's features of a token."""
-        raise NotImplementedError
 
+    @abstractmethod
     def enter(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         """Residual stream before the first layer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def attention_input(self, layer: DraftLayer, x: Tensor, embedded: Tensor) -> Tensor:
         """What a layer's query, key and value projections read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self, x: Tensor) -> Tensor:
         """Hidden state handed to the next step, from the stream after the last layer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def before_head(self, hidden: Float[Tensor, "*N D"]) -> Float[Tensor, "*N D"]:
         """What the output head reads of hidden states as `leave` returns them."""
-        raise NotImplementedError
 
     def logits(self, hidden: Float[Tensor, "*N D"]) -> Float[Tensor, "*N W"]:
         """Draft logits of hidden states as `leave` returns them."""

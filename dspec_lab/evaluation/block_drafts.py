@@ -41,12 +41,11 @@ def block_drafts(
     if first_anchor < 1 or not anchors:
         raise ValueError(f"a text of {len(text)} tokens has no whole block of {size} behind anchor {first_anchor}")
     session = target.session(capacity=len(text), taps=Taps(layers=model.arch.target_layer_ids))
-    features = session.extend(list(text), logit_rows=0).features
-    assert features is not None and features.tapped_NF is not None
+    tapped_NF = session.extend(list(text), logit_rows=0).tapped_NF()
     cache = model.new_cache(len(text))
     parallel, sequential = [], []
     for anchor in anchors:
-        model.append_context(cache, features.tapped_NF[cache.length : anchor])
+        model.append_context(cache, tapped_NF[cache.length : anchor])
         slots_GD = model.block_hidden(cache, text[anchor])[model.arch.first_slot :]
         base_GW = model.head_logits(slots_GD)
         parallel.append(model.to_target_ids(base_GW.argmax(-1)).tolist())

@@ -25,6 +25,18 @@ class TargetRows:
     logits_JV: Tensor  # the last `logit_rows` rows; any float dtype
     features: Features | None  # all rows fed, where the session was opened with taps
 
+    def tapped_NF(self) -> Tensor:
+        """The tapped layers' outputs; `ValueError` where the session was opened without such taps."""
+        if self.features is None or self.features.tapped_NF is None:
+            raise ValueError("the pass gave no tapped layers: open the session with Taps(layers=...)")
+        return self.features.tapped_NF
+
+    def last_ND(self) -> Tensor:
+        """Hidden states after the final norm; `ValueError` where the session was opened without that tap."""
+        if self.features is None or self.features.last_ND is None:
+            raise ValueError("the pass gave no last hidden states: open the session with Taps(last_hidden=True)")
+        return self.features.last_ND
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taps:

@@ -10,10 +10,10 @@ from matplotlib.ticker import MaxNLocator
 
 from dspec_lab.evaluation.decay import DecayRow
 from dspec_lab.evaluation.intervals import Interval
+from dspec_lab.plots.position import draw_paper
 from dspec_lab.plots.style import GREY, LabFigure, add_legend, caption, new_figure, series_look, style_axes
 
 FEW = 10  # a conditional share of fewer rounds than this is not drawn
-PAPER_LINES = ("--", ":", "-.")
 # prefix survival of an independent run of Qwen3-4B's DSpark on one RTX A6000: first and last of seven positions
 A6000: Mapping[str, tuple[float, float]] = {"GSM8K": (0.92, 0.53), "MT-Bench": (0.78, 0.13)}
 
@@ -47,7 +47,7 @@ def decay_figure(
             left.plot(k, apart, "--", color=look["color"], linewidth=1.4, label=f"{name}: independent")
         _bars(right, [row for row in r if row.reached >= FEW], "conditional", name, look)
     if paper is not None:
-        _paper(right, paper, domain)
+        draw_paper(right, paper, domain)
         for marker, (name, ends) in zip(("x", "+"), A6000.items(), strict=True):
             left.plot([1, 7], ends, linestyle="none", color=GREY, marker=marker, label=f"A6000 run: {name}")
     style_axes(left, xlabel="draft position k", ylabel="share of rounds", title="survival: drafts 1..k all accepted")
@@ -97,14 +97,3 @@ def _bars(axes: Axes, rows: Sequence[DecayRow], quantity: str, name: str, look: 
         [row.position for row in rows], values, yerr=spread, capsize=2, elinewidth=1, linewidth=1.6, markersize=6,
         label=f"{name}: measured", **look,
     )  # fmt: skip
-
-
-def _paper(axes: Axes, paper: pd.DataFrame, domain: str) -> None:
-    rows = paper[paper["domain"] == domain]
-    if rows.empty:
-        raise ValueError(f"the paper's table has no domain {domain!r}; it has {sorted(set(paper['domain']))}")
-    for index, (drafter, curve) in enumerate(rows.groupby("drafter", sort=False)):
-        axes.plot(
-            curve["position"], curve["conditional_acceptance"], color=GREY, linewidth=1.3,
-            linestyle=PAPER_LINES[index % len(PAPER_LINES)], label=f"paper, {domain}: {drafter}",
-        )  # fmt: skip

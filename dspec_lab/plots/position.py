@@ -33,7 +33,7 @@ def acceptance_by_position(
         _draw(left, positions, s.survival_by_position, s.proposed, name, index)
         _draw(right, positions, s.accept_by_position, s.reached, name, index)
     if paper is not None:
-        _draw_paper(right, paper, domain)
+        draw_paper(right, paper, domain)
     style_axes(left, xlabel="draft position k", ylabel="share of rounds", title="survival: drafts 1..k all accepted")
     style_axes(right, xlabel="draft position k", ylabel="", title="conditional: k accepted given 1..k-1")
     for axes in (left, right):
@@ -61,7 +61,8 @@ def _draw(
         )  # fmt: skip
 
 
-def _draw_paper(axes: Axes, paper: pd.DataFrame, domain: str) -> None:
+def draw_paper(axes: Axes, paper: pd.DataFrame, domain: str) -> None:
+    """Add the curves of the paper's Figure 2 for `domain`, in grey; `ValueError` for one that the table lacks."""
     rows = paper[paper["domain"] == domain]
     if rows.empty:
         raise ValueError(f"the paper's table has no domain {domain!r}; it has {sorted(set(paper['domain']))}")

@@ -25,6 +25,12 @@ class BatchLayer(LayerCache):
     value_BKSE: Tensor | None = None
 
 
+def _batch_layer(cache: LayerCache) -> BatchLayer:
+    if not isinstance(cache, BatchLayer):
+        raise TypeError(f"the rows of a batch are kept in a BatchLayer, got {type(cache).__name__}")
+    return cache
+
+
 class BatchCache(SequenceCache):
     """A cache of `num_slots` sequences of at most `capacity` tokens. Lengths are the caller's business."""
 
@@ -69,7 +75,7 @@ class BatchRows(TorchRows):
         low, high = turned.chunk(2, dim=-1)
         c, s = cos[:, None], sin[:, None]
         turned.copy_(torch.cat((low * c - high * s, high * c + low * s), dim=-1))
-        assert isinstance(cache, BatchLayer)
+        cache = _batch_layer(cache)
         cache.key_BKSE[markers.owner_N, :, markers.place_N] = rows[:, num_heads : num_heads + num_kv]
         cache.value_BKSE[markers.owner_N, :, markers.place_N] = rows[:, num_heads + num_kv :]
 
@@ -78,7 +84,7 @@ class BatchRows(TorchRows):
     ) -> Tensor:
         num_heads, num_kv, width = heads
         count, each, span = len(self.slots_X), self.rows_each, markers.span
-        assert isinstance(cache, BatchLayer)
+        cache = _batch_layer(cache)
         if count == cache.key_BKSE.shape[0]:
             key_XKSE, value_XKSE = cache.key_BKSE[:, :, :span], cache.value_BKSE[:, :, :span]
         elif int(self.slots_X[-1]) - int(self.slots_X[0]) + 1 == count:

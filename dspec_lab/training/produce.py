@@ -104,7 +104,8 @@ def produce(
                 result.too_long += 1
                 mine.remove(index)
                 continue
-            assert tuple(ids[-len(ending) :]) == ending
+            if tuple(ids[-len(ending) :]) != ending:
+                raise ValueError(f"prompt {index} does not end in the chat template's generation prompt, {ending}")
             temperature = config.temperatures[index % len(config.temperatures)]
             requests.append(Request(request_id=f"{index}/{turn}", prompt_ids=tuple(ids), temperature=temperature))
             keys.append((index, turn))

@@ -45,7 +45,9 @@ def micro_loss(model: DraftModel, micro: MicroBatch, config: TrainConfig) -> Los
     """The drafter's training loss on one micro-batch."""
     batch, vocabulary = micro.batch, micro.vocabulary
     if isinstance(model, BlockDraftModel):
-        assert micro.anchors is not None and batch.tapped_BTF is not None
+        if micro.anchors is None or batch.tapped_BTF is None:
+            missing = "anchors" if micro.anchors is None else "tapped features"
+            raise ValueError(f"a block drafter trains on anchors and tapped features, the batch has no {missing}")
         return dspark_loss(
             model,
             batch.tapped_BTF,
@@ -60,7 +62,8 @@ def micro_loss(model: DraftModel, micro: MicroBatch, config: TrainConfig) -> Los
         )
     if isinstance(model, ChainDraftModel):
         features_BTF = batch.tapped_BTF if model.arch.target_layer_ids else batch.last_BTD
-        assert features_BTF is not None
+        if features_BTF is None:
+            raise ValueError(f"the drafter reads layers {model.arch.target_layer_ids}, the batch has none of them")
         return ttt_loss(
             model,
             features_BTF,
@@ -72,7 +75,8 @@ def micro_loss(model: DraftModel, micro: MicroBatch, config: TrainConfig) -> Los
             teacher_lse_BT=batch.lse_BT,
             vocabulary=vocabulary,
         )
-    assert isinstance(model, MedusaDraftModel)
+    if not isinstance(model, MedusaDraftModel):
+        raise TypeError(f"{type(model).__name__} is no drafter's model")
     return medusa_loss(
         model,
         batch.loss_mask_BT,

@@ -59,13 +59,12 @@ class TargetReader:
     def read(self, token_ids: Sequence[int], first_law: int) -> SequenceFeatures:
         """Features of a sequence; the laws after tokens from `first_law` on get their normaliser."""
         session = self.target.session(capacity=len(token_ids), taps=self.taps)
-        features = session.extend(token_ids, logit_rows=0).features
-        assert features is not None and features.last_ND is not None
-        last_TD = features.last_ND.to(torch.bfloat16)
+        rows = session.extend(token_ids, logit_rows=0)
+        last_TD = rows.last_ND().to(torch.bfloat16)
         lse_T = torch.zeros(len(token_ids), device=last_TD.device)
         top_TX = torch.full((len(token_ids), NUM_TOP), -1, dtype=torch.int32, device=last_TD.device)
         lse_T[first_law:], top_TX[first_law:] = self._laws(last_TD[first_law:].float())
-        tapped_TF = None if features.tapped_NF is None else features.tapped_NF.to(torch.bfloat16)
+        tapped_TF = rows.tapped_NF().to(torch.bfloat16) if self.taps.layers else None
         return SequenceFeatures(tapped_TF, last_TD, lse_T, top_TX)
 
     def _laws(self, hidden_ND: Float[Tensor, "N D"]) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,8 @@ class Teacher:
         if self._table is not None:
             row_of_N, law = self._table
             rows_N = row_of_N[index_N]
-            assert bool((rows_N >= 0).all())
+            if bool((rows_N < 0).any()):
+                raise ValueError(f"position {int(index_N[rows_N < 0][0])} is not among those that were prepared")
         else:
             used_U, rows_N = index_N.unique(return_inverse=True)
             law = self._compute(used_U)
