@@ -55,7 +55,11 @@ def reliability_figure(
         f"position {k}: ECE {100 * tables['before', k].error:.1f} before, {100 * tables['after', k].error:.1f} % after"
         for k in positions
     )
-    figure = new_figure(1.2 + 2.7 * len(positions), 4.4, alt=f"Reliability of stated survival. {words}.")
+    width = 2.1 + (3.4 if len(positions) == 1 else 2.7 * len(positions))
+    figure = new_figure(width, 4.4, alt=f"Reliability of stated survival. {words}.")
+    # fixed margins, with room for the legend: working them out anew slows the panel's redraws
+    figure.set_layout_engine(None)
+    figure.subplots_adjust(left=0.6 / width, right=1 - 1.5 / width, top=0.86, bottom=0.17, hspace=0.12, wspace=0.22)
     grid = figure.subplots(2, len(positions), sharex=True, squeeze=False, height_ratios=[3, 1])
     for column, k in enumerate(positions):
         upper, lower = grid[0, column], grid[1, column]

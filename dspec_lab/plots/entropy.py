@@ -24,7 +24,10 @@ def acceptance_by_entropy(
         for name, rows in bins.items()
     )
     figure = new_figure(8.6, 3.8, alt=f"Share of drafts accepted by the {whose}'s entropy. {words}.")
+    # fixed margins, with room for the legend: working them out anew slows the panel's redraws
+    figure.set_layout_engine(None)
     axes = figure.add_subplot()
+    figure.subplots_adjust(left=0.075, right=0.74, top=0.8, bottom=0.21)
     for index, (name, rows) in enumerate(bins.items()):
         look, x, y = series_look(index), [row.entropy for row in rows], [row.accepted for row in rows]
         # without an interval (one prompt) the bar has no length

@@ -129,8 +129,8 @@ def test_the_held_out_figure_has_a_point_for_each_domain_method_and_signal(round
     figure = held_out_figure(scores, areas)
     left, right = figure.axes
     assert [len(axes.containers) for axes in (left, right)] == [3, 4]  # before and two methods; four signals
-    drawn = left.containers[1].lines[0].get_ydata()
-    np.testing.assert_allclose(drawn.astype(float), [100 * s.mean_after.estimate for s in scores if s.method == "platt"])
+    drawn, after = left.containers[1].lines[0].get_ydata(), [s.mean_after for s in scores if s.method == "platt"]
+    np.testing.assert_allclose(drawn.astype(float), [100 * mean.estimate for mean in after])
     assert [text.get_text() for text in left.get_xticklabels()] == ["all", *rounds.domains]
     with pytest.raises(ValueError, match="got 8 and 0"):
         held_out_figure(scores, areas, position=9)
