@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dspec_lab.calibration.records import THRESHOLD_MARK, Rounds, survival
-from dspec_lab.core.files import data_dir, read_json
+from dspec_lab.scheduler.cost_table import CostTable
 
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(20))
 
@@ -55,37 +55,24 @@ class RoundCost:
         return self.draft_s + self.overhead_s + self.verify_s_J[rows_I - 1]
 
 
-def recorded_cost(rounds: Rounds, pass_s_by_rows: dict[int, float]) -> RoundCost:
+def recorded_cost(rounds: Rounds, table: CostTable) -> RoundCost:
     """The costs of a trace: its median drafting time and overhead, and its median pass scaled to other widths.
 
-    `pass_s_by_rows` are times of a pass over so many rows (`dspec bench` measures them), interpolated between; only
-    their ratios to that of a whole block are used, so that both times come from the same machine and load.
+    Only the ratios of the table's passes to that of a whole block are used (`serving.presets.recorded_cpu_table` has
+    the measured ones), so that all times come from the trace's machine and load.
     """
     whole = rounds.gamma_I == rounds.widest
     if not whole.any():
         raise ValueError("no round has a whole block, whose time is the unit")
-    known = sorted(pass_s_by_rows)
-    if not known or known[0] > 1 or known[-1] < rounds.widest + 1:
-        raise ValueError(f"passes over 1..{rounds.widest + 1} rows are needed, measured are {known}")
-    rows_J = np.arange(1, rounds.widest + 2)
-    shape_J = np.interp(rows_J, known, [pass_s_by_rows[rows] for rows in known])
+    most = rounds.widest + 1
+    if table.rows[0] > 1 or table.last_row < most:
+        raise ValueError(f"passes over 1..{most} rows are needed, the table has {table.rows[0]}..{table.last_row}")
+    shape_J = table.verify_s_N[1 : most + 1]
     return RoundCost(
         draft_s=float(np.median(rounds.draft_s_I[whole])),
         overhead_s=float(np.median(rounds.overhead_s_I[whole])),
         verify_s_J=float(np.median(rounds.verify_s_I[whole])) * shape_J / shape_J[-1],
     )
-
-
-def pass_seconds(profile: str = "cpu_bench") -> dict[int, float]:
-    """Median seconds of a pass of the target by rows, from a record of `dspec bench` in the data folder's profiles."""
-    path = data_dir() / "profiles" / f"{profile}.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"no profile {path}; dspec bench --json makes one")
-    try:
-        table = read_json(path)["forward_ms_by_rows"]
-        return {int(rows): 1e-3 * float(times["median"]) for rows, times in table.items()}
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no record of dspec bench: {error!r}") from error
 
 
 def kept_lengths(rounds: Rounds, threshold: float) -> Int[np.ndarray, " I"]:

@@ -16,10 +16,11 @@ from dspec_lab.evaluation.thresholds import (
     RoundCost,
     best_threshold,
     kept_lengths,
-    pass_seconds,
     recorded_cost,
     threshold_sweep,
 )
+from dspec_lab.scheduler.cost_table import CostTable
+from dspec_lab.serving.presets import recorded_cpu_table
 
 
 def trace_row(confidence, num_accepted, *, entropy=None, prompt="p/0", domain="math", accept_prob=None):
@@ -148,20 +149,20 @@ def test_a_higher_threshold_never_sends_more():
 
 
 def test_costs_come_from_the_trace_and_the_shape_from_the_profile():
-    cost = recorded_cost(ROUNDS, {1: 0.2, 2: 0.3, 4: 0.4, 8: 0.5})
+    table = CostTable(rows=(1, 2, 4, 8), seconds=(0.2, 0.3, 0.4, 0.5))
+    cost = recorded_cost(ROUNDS, table)
     assert (cost.draft_s, cost.overhead_s) == (0.01, 0.002)
     np.testing.assert_allclose(cost.verify_s_J, [0.02, 0.03, 0.035, 0.04])
-    with pytest.raises(ValueError, match=r"1..4 rows are needed, measured are \[1, 2\]"):
-        recorded_cost(ROUNDS, {1: 0.2, 2: 0.3})
+    for rows in ((1, 2), (2, 8)):
+        with pytest.raises(ValueError, match=rf"1..4 rows are needed, the table has {rows[0]}..{rows[1]}"):
+            recorded_cost(ROUNDS, CostTable(rows=rows, seconds=(0.2, 0.3)))
     with pytest.raises(ValueError, match="a pass over 5 rows was not measured"):
         cost.seconds(np.array([5]))
 
 
-def test_the_bundled_profile_has_passes_for_a_block_of_seven():
-    times = pass_seconds()
-    assert times[1] < times[8] < 1 and recorded_cost(ROUNDS, times).verify_s_J.argmin() == 0
-    with pytest.raises(FileNotFoundError, match="no profile"):
-        pass_seconds("none_such")
+def test_the_recorded_table_has_passes_for_a_block_of_seven():
+    table = recorded_cpu_table()
+    assert table.verify_s_N[1] < table.verify_s_N[8] < 1 and recorded_cost(ROUNDS, table).verify_s_J.argmin() == 0
 
 
 @pytest.mark.parametrize(
