@@ -15,6 +15,7 @@ from dspec_lab.evaluation.intervals import pooled_ratio_interval
 
 Answer = Literal["yes", "no", "unsettled", "texts differ"]
 ALL = "all"
+FEWEST_PROMPTS = 3  # that can settle a verdict: two alike would leave an interval of no width
 FEW_PROMPTS = 8  # below, the percentile interval: BCa needs more different values
 
 
@@ -110,7 +111,7 @@ def _worth(drafter: str, label: str, temperature: float, rows: Sequence[EvalRow]
     answer: Answer = "unsettled"
     if any(row.outputs_equal_plain is False for row in rows):
         answer = "texts differ"
-    elif low is not None and high is not None and not low <= 1 <= high:
+    elif low is not None and high is not None and len(plain_s) >= FEWEST_PROMPTS and not low <= 1 <= high:
         answer = "yes" if low > 1 else "no"
     return Worth(
         drafter=drafter, prompts_of=label, domain=rows[0].domain if len({row.domain for row in rows}) == 1 else ALL,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import BoundaryNorm
 
 from dspec_lab.evaluation.worth import Worth
 from dspec_lab.plots.style import (
@@ -22,7 +24,9 @@ from dspec_lab.plots.style import (
 from dspec_lab.scheduler.break_even import BreakEvenMap
 
 LOOKS = {"yes": (GREEN, "o"), "no": (VERMILION, "X"), "unsettled": (GREY, "s"), "texts differ": (INK, "P")}
-SPEEDS = (0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0)
+SPEEDS = (0.4, 0.55, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # 1 in the middle, where the colours turn
+COLOURS = colormaps["RdBu"]
+LABEL_STEP = 0.05  # of the axis of acceptance between two names
 
 
 def break_even_figure(
@@ -48,15 +52,27 @@ def break_even_figure(
     figure = new_figure(10.5, 4.0, alt=words)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     filled = left.contourf(
-        draft_ms_Q, here.accept_P, here.speedup_PQ, levels=SPEEDS, cmap="RdYlGn", extend="both", alpha=0.75
+        draft_ms_Q,
+        here.accept_P,
+        here.speedup_PQ,
+        levels=SPEEDS,
+        cmap=COLOURS,
+        norm=BoundaryNorm(SPEEDS, COLOURS.N, extend="both"),
+        extend="both",
+        alpha=0.75,
     )
     if here.speedup_PQ.min() < 1 < here.speedup_PQ.max():
         left.contour(draft_ms_Q, here.accept_P, here.speedup_PQ, levels=[1.0], colors=INK, linewidths=2)
     figure.colorbar(filled, ax=left, label="tokens per second over plain")
-    for name, (accept, draft_s, answer) in (points or {}).items():
+    label_at = -1.0
+    for name, (accept, draft_s, answer) in sorted((points or {}).items(), key=lambda item: item[1][0]):
         colour, marker = LOOKS[answer]
+        label_at = max(accept, label_at + LABEL_STEP)
         left.plot([1e3 * draft_s], [accept], marker=marker, color=colour, markersize=8, markeredgecolor="white")
-        left.annotate(name, (1e3 * draft_s, accept), xytext=(6, 3), textcoords="offset points", fontsize=7, color=INK)
+        left.annotate(
+            name, (1e3 * draft_s, accept), xytext=(1e3 * draft_s + 0.05 * draft_ms_Q[-1], label_at), fontsize=7,
+            color=INK, va="center", arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.6},
+        )  # fmt: skip
     style_axes(
         left, xlabel="drafting a block, ms a request", ylabel="acceptance of each draft",
         title=f"{here.requests} request{'s' * (here.requests != 1)}; line: break-even",

@@ -79,7 +79,5 @@ def break_even_map(
         raise ValueError(f"requests and drafts must be at least 1, got {requests} and {most_drafts}")
     accept_P = np.linspace(0.0, 1.0, 101) if accept_P is None else accept_P
     draft_s_Q = np.linspace(0.0, float(table.round_s_N(1, 0)[0]), 41) if draft_s_Q is None else draft_s_Q
-    speeds = [
-        block_speedup(table, accept_P, draft_s_Q, requests=requests, drafts=n) for n in range(1, most_drafts + 1)
-    ]
+    speeds = [block_speedup(table, accept_P, draft_s_Q, requests=requests, drafts=n) for n in range(1, most_drafts + 1)]
     return BreakEvenMap(requests, accept_P, draft_s_Q, np.max(speeds, axis=0))

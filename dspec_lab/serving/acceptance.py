@@ -145,9 +145,7 @@ class TraceAcceptance:
     the traced ones in their order, as `serve-bench` serves its prompts; else each draws one.
     """
 
-    def __init__(
-        self, rows: Iterable[Mapping[str, Any]], *, gamma: int | None = None, in_turn: bool = False
-    ) -> None:
+    def __init__(self, rows: Iterable[Mapping[str, Any]], *, gamma: int | None = None, in_turn: bool = False) -> None:
         by_request: dict[str, list[Mapping[str, Any]]] = {}
         for row in rows:
             by_request.setdefault(str(row["request_id"]), []).append(row)

@@ -77,8 +77,8 @@ figures.worth_figure(found, title=f"from {record}")
 #
 # With a steady chance $a$ of each draft, $n$ drafts gain $1 + a + \ldots + a^n$ tokens. Which $a$ is enough depends on
 # what drafting costs and on how many requests share the pass. The map takes the best $n$ everywhere. Marks are the
-# recorded drafter by prompt set, at the $a$ that gives its accepted length and at its measured time of drafting; their
-# sign is the verdict on whole blocks, so one that is red may lie in the green: a shorter block would pay there.
+# recorded drafter by prompt set, at the $a$ that gives its accepted length and at its measured time of drafting. They
+# bear the verdict on whole blocks, so a "no" (cross) may lie above the line: a shorter block would pay there.
 
 # %%
 maps = [break_even.break_even_map(table, requests=n) for n in loads if 2 * n <= table.last_row]

@@ -76,6 +76,12 @@ def test_texts_that_differ_and_single_prompts_get_no_verdict(row):
     assert one.answer == "unsettled" and one.low is None and "no interval" in worth_words([one])[0]
 
 
+def test_two_prompts_settle_nothing(row):
+    two = replace(timed(row, gain=2.5, cost=2.0), by_prompt={"one/0": (250, 100), "one/1": (250, 100)})
+    (found,) = worth_rows([two])
+    assert found.answer == "unsettled" and found.low == found.high == pytest.approx(1.25)
+
+
 def test_advice_names_the_prompts_that_go_the_other_way(row):
     good = timed(row, gain=2.6, cost=2.0, benchmark="good", domain="math")
     bad = [timed(row, gain=1.2, cost=2.0, benchmark=name, domain="chat") for name in ("bad", "worse", "third")]
