@@ -65,6 +65,7 @@ if repeats < 1:
 # | [07 Confidence](07_confidence.ipynb) | Does the drafter know when it is wrong, and what is that knowledge worth? |
 # | [08 Scheduler](08_the_prefix_scheduler.ipynb) | How many drafted tokens should a batch verify, and what may that decision look at? |
 # | [09 Kernels](09_kernels.ipynb) | What is there to fuse in a round of speculative decoding, and what does it save? |
+# | [10 When not to](10_when_not_to_speculate.ipynb) | Is speculation worth it here: on this machine, for these texts, at this load? |
 # | [11 Serving](11_serving_under_load.ipynb) | How does speculation pay when many users share a GPU, and what does the scheduler add? |
 
 # %% [markdown]
