@@ -52,7 +52,6 @@ if repeats < 1:
 
 # %% [markdown]
 # ## Map
-#
 # | notebook | question |
 # |---|---|
 # | 00 First run (this one) | What does speculative decoding do to a text, and what does it gain? |
