@@ -23,11 +23,13 @@ FAST = {
     "08_the_prefix_scheduler.ipynb": {"timing_repeats": 20},
     "11_serving_under_load.ipynb": {"request_rounds": 8000},
 }
-# notebook: {a label that only this panel has: the panel's controls, each with a key, or none for a choice}
+# notebook: {a label that only this panel has: the panel's controls}; with each the key that moves a slider, None for a
+# choice, "" for a number to type
 PANELS = {
     "02_entropy_and_acceptance.ipynb": {
         "Entropy of": {"Trace": None, "Domain": None, "Entropy of": None, "Bins": "ArrowRight"},
-        "Request": {"Domain": None, "Show": None, "Threshold": "ArrowRight", "Page": "ArrowUp", "Request": None},
+        # the page first: filters may leave one page only
+        "Request": {"Page": "", "Domain": None, "Show": None, "Threshold": "ArrowRight", "Request": None},
     },
     "03_position_decay.ipynb": {
         "Draft length": {"Trace": None, "Domain": None, "Draft length": "ArrowLeft"},
@@ -43,7 +45,7 @@ PANELS = {
         "Seed": {"Policy": None, "Requests": "ArrowLeft", "Seed": "ArrowRight"},
     },
 }  # fmt: skip
-MOVES = 5  # of each control where times are recorded
+MOVES = 3  # of each control where times are recorded
 # remembers the first event and the first frame after what the panel shows has changed
 WATCH = """panel => {
   const shown = () => panel.querySelector('img')?.src ?? panel.querySelector('[role=group]').innerHTML;
@@ -68,18 +70,20 @@ def lab(tmp_path_factory, default_model_dir, serve_notebooks):
 
 
 @pytest.fixture(scope="module")
-def times():
-    """Milliseconds of each move by notebook, panel and control; written at the end where PANEL_TIMES names a file."""
-    found: dict[str, list[float]] = {}
-    yield found
-    if os.environ.get("PANEL_TIMES") and found:
-        rows = [
-            {"notebook": where[0], "panel": where[1], "control": where[2], "ms": [round(ms) for ms in spent],
-             "ms_least": round(min(spent)), "ms_median": round(statistics.median(spent))}
-            for where, spent in ((key.split("|"), spent) for key, spent in found.items())
-        ]  # fmt: skip
-        record = {"rows": rows, "load_average": os.getloadavg()[0], "niceness": os.nice(0), "run": run_record({}, None)}
-        write_json(os.environ["PANEL_TIMES"], record)
+def times() -> dict[tuple[str, str, str], list[float]]:
+    """Milliseconds of each move by notebook, panel and control."""
+    return {}
+
+
+def write_times(times) -> None:
+    """Write the record so far to the file that PANEL_TIMES names."""
+    rows = [
+        {"notebook": name, "panel": mark, "control": label, "ms": [round(ms) for ms in spent],
+         "ms_least": round(min(spent)), "ms_median": round(statistics.median(spent))}
+        for (name, mark, label), spent in times.items()
+    ]  # fmt: skip
+    settings = {"load_average": round(os.getloadavg()[0], 2), "niceness": os.nice(0)}
+    write_json(os.environ["PANEL_TIMES"], {"rows": rows, "run": run_record(settings, None)})
 
 
 def move(page, panel, label: str, key: str | None, step: int) -> None:
@@ -122,8 +126,10 @@ def test_every_control_changes_what_its_panel_shows(name, lab, chromium, chromiu
                         except TooLong as error:
                             raise AssertionError(f"{name}: moving {label} beside {mark} changed nothing") from error
                         spent = page.evaluate("window.seen.drawn - window.seen.asked")
-                        times.setdefault(f"{name}|{mark}|{label}", []).append(spent)
+                        times.setdefault((name, mark, label), []).append(spent)
                         panel.get_by_text("Up to date.", exact=True).wait_for(timeout=60_000)
                 assert panel.locator('[role="alert"]').count() == 0
         finally:
             browser.close()
+    if os.environ.get("PANEL_TIMES"):
+        write_times(times)
