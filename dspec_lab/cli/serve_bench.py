@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from dspec_lab.serving.compare import against_fixed, compare_policies
     from dspec_lab.serving.measured import measure_acceptance
     from dspec_lab.serving.profile import profile_target
+    from dspec_lab.verifier.decode import generate
 
     check_json_target(args.json)
     check_names([args.drafter])
@@ -108,17 +109,30 @@ def run(args: argparse.Namespace) -> int:
         )
     for finding in table.findings(need_rows=last) if table is not None else ():
         console.print(f"- cost table: {finding}", markup=False)
-    entries = compare_policies(
-        target, prompts, config, drafter, [policy_from_name(name, table) for name in free],
-        gated=[policy_from_name(name, table) for name in gated], table=table, loads=loads,
-        total=lambda places: max(args.waves * places, len(prompts)), repeats=args.repeats, plain=not args.no_plain,
-        progress=say,
+    settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug")}
+    record = run_record(
+        {**settings, "row_ops": target.ops.name}, args.seed, dtype=str(target.dtype), model=target.name
     )  # fmt: skip
-    verdicts = texts_against_plain(target, prompts, config, entries, say) if config.temperature == 0 else {}
-    rows = [{**entry.as_dict(), **verdicts.get((entry.policy, entry.requests), NO_VERDICT)} for entry in entries]
+    entries, rows, plain = [], list[dict[str, Any]](), []
+    if config.temperature == 0:
+        say(f"{len(prompts)} texts of plain decoding, to compare with")
+        plain = [generate(target, None, ids, config).token_ids for ids in prompts]
+    result: dict[str, Any] = {"cost_table": table.as_dict() if table else None, "run": record, "acceptance": None}
+    for places, load in loads.items():
+        here = compare_policies(
+            target, prompts, config, drafter, [policy_from_name(name, table) for name in free],
+            gated=[policy_from_name(name, table) for name in gated], table=table, loads={places: load},
+            total=lambda places: max(args.waves * places, len(prompts)), repeats=args.repeats, plain=not args.no_plain,
+            progress=say,
+        )  # fmt: skip
+        verdicts = texts_against_plain(target, prompts, plain, here) if plain else {}
+        entries += here
+        rows += [{**entry.as_dict(), **verdicts.get((entry.policy, entry.requests), NO_VERDICT)} for entry in here]
+        result |= {"rows": rows, "against_fixed": against_fixed(entries), "complete": False}
+        if args.json not in (None, "-"):
+            write_result(args.json, result)  # a run that is cut off keeps the loads it has finished
     console.print(_table(rows, f"{target.name}, {drafter.name}, gamma {config.gamma}, T = {config.temperature:g}"))
-    fixed = against_fixed(entries)
-    for found in fixed:
+    for found in against_fixed(entries):
         console.print(_fixed_words(found), markup=False)
     measured = None
     if config.temperature == 0:
@@ -126,12 +140,7 @@ def run(args: argparse.Namespace) -> int:
         measured = measure_acceptance(target, drafter, prompts, served_domains(args.prompts, args.samples), config)
         for domain, seen in measured.by_domain().items():
             console.print(f"{domain}: {seen['accepted_drafts']:.2f} drafts accepted a block, {seen['texts']} texts")
-    settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug")}
-    record = run_record(
-        {**settings, "row_ops": target.ops.name}, args.seed, dtype=str(target.dtype), model=target.name
-    )  # fmt: skip
-    result = {"rows": rows, "against_fixed": fixed, "cost_table": table.as_dict() if table else None}
-    result |= {"acceptance": measured.as_dict() if measured else None, "run": record}
+    result |= {"acceptance": measured.as_dict() if measured else None, "complete": True}
     write_result(args.json, result)
     return 1 if any(row["outputs_equal_plain"] is False for row in rows) else 0
 
@@ -140,13 +149,10 @@ PROBES = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 192, 256, 384, 512)
 NO_VERDICT: dict[str, Any] = {"outputs_equal_plain": None, "max_flip_gap": None}
 
 
-def texts_against_plain(target: Any, prompts: Any, config: Any, entries: Any, say: Any) -> dict[Any, dict[str, Any]]:
-    """Per entry: does every text of every repeat equal what plain decoding, alone, gives for its prompt?"""
+def texts_against_plain(target: Any, prompts: Any, plain: Any, entries: Any) -> dict[Any, dict[str, Any]]:
+    """Per entry: does every text of every repeat equal `plain`, what plain decoding alone gives for its prompt?"""
     from dspec_lab.evaluation.equality import find_flip, largest_gap, verdict
-    from dspec_lab.verifier.decode import generate
 
-    say(f"{len(prompts)} texts of plain decoding, to compare with")
-    plain = [generate(target, None, ids, config).token_ids for ids in prompts]
     seen: dict[Any, Any] = {}
     found = {}
     for entry in entries:
