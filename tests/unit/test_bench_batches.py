@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,16 +18,22 @@ PROMPTS = [(0, 1), (1, 2, 1)]
 
 
 def test_ragged_rounds_beside_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    # every pass costs what it costs plus 2 ms: a pass of 3 requests then saves two of them
+    # by this clock every pass takes 1 ms, and a ragged one 50 ms more
+    now = [0.0]
     calls: list[int] = []
     real = ragged_module.extend_ragged
 
     def slow(sessions, feeds):  # type: ignore[no-untyped-def]
         calls.append(sum(map(len, feeds)))
-        time.sleep(0.05)
+        now[0] += 0.05
         return real(sessions, feeds)
 
+    def tick() -> float:
+        now[0] += 0.001
+        return now[0]
+
     monkeypatch.setattr(ragged_module, "extend_ragged", slow)
+    monkeypatch.setattr(ragged_module, "time", SimpleNamespace(perf_counter=tick))
     found = bench_ragged(tiny_decoder(), PROMPTS, requests=(1, 3), drafts=(2, 1), repeats=2)
     three = found["by_requests"]["3"]
     assert three["rows"] == [3, 2, 3] and three["context_tokens"] == [2, 3, 2]
