@@ -59,6 +59,12 @@ def _draw(law_BV: Tensor, u_B: Tensor) -> Tensor:
     return torch.searchsorted(cdf_BV, (u_B * cdf_BV[:, -1]).unsqueeze(1), right=True).squeeze(1)
 
 
+def _require(ok: bool, wrong: str) -> None:
+    # not `assert`: the gate must hold under python -O too
+    if not ok:
+        raise AssertionError(wrong)
+
+
 def _check_draw(law_BV: Tensor, u_B: Tensor, ids_B: Tensor) -> None:
     # fp32 sums in another order may move a border of the CDF by this much; no more
     slack = 1e-5
@@ -66,7 +72,7 @@ def _check_draw(law_BV: Tensor, u_B: Tensor, ids_B: Tensor) -> None:
     cdf_BV = cdf_BV / cdf_BV[:, -1:]
     high_B = cdf_BV.gather(1, ids_B.unsqueeze(1)).squeeze(1)
     low_B = high_B - law_BV.double().gather(1, ids_B.unsqueeze(1)).squeeze(1) / law_BV.double().sum(-1)
-    assert bool(((u_B >= low_B - slack) & (u_B <= high_B + slack)).all()), "a drawn token lies off its uniform"
+    _require(bool(((u_B >= low_B - slack) & (u_B <= high_B + slack)).all()), "a drawn token lies off its uniform")
 
 
 def _eager_accept(target_BJV, draft_BGV, ids_BG, accept_u_BG, replacement_u_B, bonus_u_B):
@@ -105,8 +111,8 @@ def accept_case(device: str, B: int, G: int, V: int, dtype: torch.dtype, logits:
 
     def check() -> None:
         got, expected = kernel(), eager()
-        assert got.fault_B.eq(0).all(), "a sound request was called faulty"
-        assert torch.equal(got.num_accepted_B, expected[0]), "another number of drafts was accepted"
+        _require(bool(got.fault_B.eq(0).all()), "a sound request was called faulty")
+        _require(torch.equal(got.num_accepted_B, expected[0]), "another number of drafts was accepted")
         rejected_B = got.num_accepted_B < G
         _check_draw(expected[2], torch.where(rejected_B, noise[1], noise[2]), got.next_ids_B)
 
@@ -205,7 +211,7 @@ def compact_case(device: str, B: int, L: int, K: int, E: int, context: int, dtyp
         kernel()
         for now, then in zip((keys, values), before, strict=True):
             then[:, target] = then[:, source]
-            assert torch.equal(now, then), "a row moved wrongly"
+            _require(torch.equal(now, then), "a row moved wrongly")
 
     moved = 4 * B * (len(kept) - 1) * L * K * E * keys.element_size()
     shape = {"B": B, "L": L, "K": K, "E": E, "kept": len(kept), "dtype": str(dtype).removeprefix("torch.")}
@@ -224,7 +230,7 @@ def admission_case(device: str, B: int, G: int, budget: int) -> Case:
         return dispatch.admit_top_k(survival, lens, budget, impl="triton", check=False)
 
     def check() -> None:
-        assert torch.equal(kernel(), dispatch.admit_top_k(survival, lens, budget, impl="torch")), "another admission"
+        _require(torch.equal(kernel(), dispatch.admit_top_k(survival, lens, budget, impl="torch")), "another admission")
 
     shape = {"B": B, "G": G, "budget": budget, "dtype": "float32"}
     return Case("admit_top_k", shape, B * (G * 4 + 8), kernel, check, {"eager": eager}, eager)
