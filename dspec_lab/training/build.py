@@ -110,7 +110,10 @@ def new_drafter(arch: Architecture, target: LeanDecoder, counts: np.ndarray, see
     return model
 
 
-def trainable(model: DraftModel) -> dict[str, Tensor]:
-    """The parameters that training moves, by name: all but an embedding or head of its own."""
+def trainable(model: DraftModel, part: str = "all") -> dict[str, Tensor]:
+    """The parameters that training moves, by name: all but an embedding or head of its own, or one part of them."""
     frozen = ("embed_tokens.", "lm_head.")
-    return {name: parameter for name, parameter in model.named_parameters() if not name.startswith(frozen)}
+    moved = {name: parameter for name, parameter in model.named_parameters() if not name.startswith(frozen)}
+    if part == "all":
+        return moved
+    return {name: parameter for name, parameter in moved.items() if name.startswith(f"{part}_head.")}

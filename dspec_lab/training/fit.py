@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from dspec_lab.checkpoints.layout import write_checkpoint
+from dspec_lab.checkpoints.layout import WEIGHTS, write_checkpoint
 from dspec_lab.core.files import write_json
 from dspec_lab.drafters.vocabulary import DraftModel
 from dspec_lab.models.decoder import LeanDecoder
@@ -33,7 +34,7 @@ from dspec_lab.training.step import (
 from dspec_lab.training.target_reader import fingerprint
 from dspec_lab.training.train_config import TrainConfig
 from dspec_lab.training.validate import validate
-from dspec_lab.training.warm_start import warm_start
+from dspec_lab.training.warm_start import start_from, warm_start
 
 STATE, CHECKPOINT, HISTORY = "resume.safetensors", "checkpoint", "history.json"
 
@@ -119,10 +120,12 @@ class Run:
         counts = corpus.counts()
         self.model = new_drafter(arch, target, counts, config.seed)
         self.columns = corpus.columns(getattr(arch, "target_layer_ids", ()))
-        if config.warm_start:
+        if config.start_from is not None:
+            start_from(self.model, config.start_from, target)
+        elif config.warm_start:
             warm_start(self.model, target)
         self.model.requires_grad_(False)
-        self.parameters = trainable(self.model)
+        self.parameters = trainable(self.model, config.trained_part)
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
         self.frequent_ids_N = torch.from_numpy(frequent_tokens(counts, config.vocab_certain)).to(target.device)
@@ -139,6 +142,8 @@ class Run:
         self.order = StepOrder(lengths, config.sequences_per_step, config.seed)
         self.state = RunState()
         self.identity = {"config": config.to_dict(), "data": corpus.key, "target": fingerprint(target)}
+        if config.start_from is not None:
+            self.identity["start"] = hashlib.sha256((Path(config.start_from) / WEIGHTS).read_bytes()).hexdigest()[:16]
         if (out / STATE).is_file():
             self.state = load_state(out / STATE, self.parameters, self.optimiser, self.generator, self.identity)
 

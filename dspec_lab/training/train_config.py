@@ -16,6 +16,7 @@ from dspec_lab.drafters.architecture import HEAD_TYPES, HeadType
 DrafterName = Literal["dspark", "dflash", "eagle3", "mtp", "medusa"]
 DRAFTERS: tuple[DrafterName, ...] = ("dspark", "dflash", "eagle3", "mtp", "medusa")
 FEATURE_MODES = ("cache", "stream")
+TRAINED_PARTS = ("all", "confidence")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,8 @@ class TrainConfig:
 
     # start
     warm_start: bool = True  # layers, norms and fc from the target's own weights
+    start_from: str | None = None  # a checkpoint folder of the same shape, whose weights and vocabulary go on instead
+    trained_part: str = "all"  # confidence: only the confidence head moves
 
     # loss of dspark and dflash
     loss_ce: float = 0.1
@@ -103,6 +106,15 @@ class TrainConfig:
                 raise ValueError(f"{name} must lie in {'(' if name in _ABOVE_ZERO else '['}{low}, {high}], got {value}")
         if self.features not in FEATURE_MODES:
             raise ValueError(f"features must be {' or '.join(FEATURE_MODES)}, got {self.features!r}")
+        if self.trained_part not in TRAINED_PARTS:
+            raise ValueError(f"trained_part must be {' or '.join(TRAINED_PARTS)}, got {self.trained_part!r}")
+        if self.trained_part == "confidence" and not (self.is_block and self.confidence_head and self.loss_confidence):
+            raise ValueError(
+                f"trained_part confidence needs a confidence head and its loss, {self.drafter} has confidence_head "
+                f"{self.confidence_head} and loss_confidence {self.loss_confidence}"
+            )
+        if self.start_from is not None and not isinstance(self.start_from, str):
+            raise TypeError(f"start_from must be the path of a checkpoint folder, got {self.start_from!r}")
         if self.markov_head_type not in HEAD_TYPES:
             raise ValueError(f"markov_head_type must be one of {', '.join(HEAD_TYPES)}, got {self.markov_head_type!r}")
         if self.first_slots is not None and self.first_slots > self.proposed:

@@ -7,10 +7,13 @@ identity on the tap before that layer, and the context norm is that layer's inpu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from dspec_lab.checkpoints.layout import load_drafter
 from dspec_lab.drafters.backbone import BlockDraftModel
 from dspec_lab.drafters.eagle3_model import Eagle3DraftModel
 from dspec_lab.drafters.heads import SequentialHead
@@ -47,6 +50,25 @@ def warm_start(model: DraftModel, target: LeanDecoder) -> None:
         model.eh_proj.weight.mul_(0.1)
         model.eh_proj.weight[:, :width] += torch.eye(width, device=model.eh_proj.weight.device)
         _copy(model.norm.weight, target.weights.norm)
+
+
+@torch.no_grad()
+def start_from(model: DraftModel, folder: Path | str, target: LeanDecoder) -> None:
+    """Put a checkpoint's weights and draft vocabulary into `model`. Another architecture is a `ValueError`."""
+    loaded = load_drafter(folder, target, dtype=torch.float32, device=target.device).model
+    if loaded.arch != model.arch:
+        named = [f.name for f in fields(model.arch) if getattr(loaded.arch, f.name, None) != getattr(model.arch, f.name)]
+        raise ValueError(
+            f"{folder} cannot be gone on from: it differs in {', '.join(named) or 'kind'} "
+            f"({', '.join(repr(getattr(loaded.arch, name, None)) for name in named)} there)"
+        )
+    own = dict(model.named_parameters())
+    for name, parameter in loaded.named_parameters():
+        if name in own:
+            _copy(own[name], parameter.to(own[name].device))
+    if model.d2t is not None:
+        model.keep_tokens(loaded.to_target_ids(torch.arange(loaded.draft_vocab_size, device=target.device)).cpu())
+        model.to(target.device)
 
 
 def copied_layers(layers: nn.ModuleList, target: LeanDecoder) -> list[int]:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from dspec_lab.checkpoints.layout import write_checkpoint
+from dspec_lab.core.files import read_json
 from dspec_lab.training.build import architecture, frequent_tokens, new_drafter, spread_layers, trainable
 from dspec_lab.training.target_reader import TargetReader
 from dspec_lab.training.train_config import DRAFTERS, TrainConfig, default_config, read_config
-from dspec_lab.training.warm_start import warm_start
+from dspec_lab.training.warm_start import start_from, warm_start
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -36,6 +38,9 @@ def test_settings_survive_json_and_yaml(drafter, tmp_path):
         ({"sequences_per_step": 5, "accumulate": 2}, "sequences_per_step 5"),
         ({"loss_ce": 0.0, "loss_l1": 0.0}, "must not both be 0"),
         ({"minutes": -1.0}, "minutes must lie in"),
+        ({"trained_part": "head"}, "trained_part must be all or confidence, got 'head'"),
+        ({"trained_part": "confidence", "loss_confidence": 0.0}, "trained_part confidence needs"),
+        ({"start_from": 3}, "start_from"),
     ],
 )
 def test_bad_settings_are_named(changes, words):
@@ -116,6 +121,42 @@ def test_copies_are_not_the_targets_tensors(drafter, tiny_target, tiny_config):
     held = {tensor.data_ptr() for layer in tiny_target.weights.layers for tensor in (layer.down, layer.qkv, layer.out)}
     assert not held & {parameter.data_ptr() for parameter in model.parameters()}
     assert not any(name.startswith(("embed_tokens", "lm_head")) for name in trainable(model))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_run_can_go_on_from_a_checkpoint(drafter, tiny_target, tiny_folder, tiny_config, tmp_path):
+    counts = np.arange(89)
+    arch = architecture(tiny_config(drafter, draft_vocab_size=40), tiny_target, counts)
+    old = new_drafter(arch, tiny_target, counts, seed=1)
+    if drafter == "dspark":
+        torch.nn.init.normal_(old.markov_head.markov_w2.weight)
+    write_checkpoint(tmp_path / "old", old, read_json(tiny_folder / "config.json"), dtype=torch.float32)
+    # other counts: the checkpoint's own draft vocabulary must win
+    model = new_drafter(arch, tiny_target, counts[::-1].copy(), seed=2)
+    start_from(model, tmp_path / "old", tiny_target)
+    for name, parameter in old.named_parameters():
+        assert torch.equal(parameter, dict(model.named_parameters())[name]), name
+    assert torch.equal(model.target_ids_W, old.target_ids_W)
+    hidden = torch.randn(3, 32)
+    torch.testing.assert_close(model.head_logits(hidden), old.head_logits(hidden), rtol=0, atol=0)
+
+
+def test_another_shape_cannot_be_gone_on_from(tiny_target, tiny_folder, tiny_config, tmp_path):
+    counts = np.arange(89)
+    old = new_drafter(architecture(tiny_config("dspark"), tiny_target, counts), tiny_target, counts, seed=1)
+    write_checkpoint(tmp_path / "old", old, read_json(tiny_folder / "config.json"), dtype=torch.float32)
+    arch = architecture(tiny_config("dspark", markov_rank=5), tiny_target, counts)
+    model = new_drafter(arch, tiny_target, counts, seed=2)
+    with pytest.raises(ValueError, match="differs in markov_rank"):
+        start_from(model, tmp_path / "old", tiny_target)
+    with pytest.raises(FileNotFoundError, match="is no checkpoint"):
+        start_from(model, tmp_path / "none", tiny_target)
+
+
+def test_only_the_confidence_head_moves_if_asked(tiny_target, tiny_config):
+    counts = np.arange(89)
+    model = new_drafter(architecture(tiny_config("dspark"), tiny_target, counts), tiny_target, counts, seed=0)
+    assert set(trainable(model, "confidence")) == {n for n, _ in model.named_parameters() if "confidence_head" in n}
 
 
 def test_same_seed_same_weights(tiny_target, tiny_config):
