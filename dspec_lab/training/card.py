@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dspec_lab.core.files import write_json, write_text
+from dspec_lab.core.files import read_json, write_json, write_text
 from dspec_lab.training.state import RunState
 from dspec_lab.training.train_config import TrainConfig
+
+TRAINING = "training.json"
 
 
 def write_card(
@@ -20,7 +22,12 @@ def write_card(
     record: Mapping[str, Any],
 ) -> Path:
     """Write `README.md` and `training.json` beside the weights. `tokens` are response tokens by file and domain."""
-    write_json(folder / "training.json", {"history": state.history, "data": tokens, "run": record})
+    before = None
+    if config.start_from is not None:
+        held = Path(config.start_from) / TRAINING
+        before = read_json(held) if held.is_file() else {}
+    about = {"history": state.history, "data": tokens, "run": record}
+    write_json(folder / TRAINING, about if before is None else {**about, "before": before})
     minutes = state.seconds / 60
     lines = [
         f"# {config.drafter} for {target}",
@@ -29,6 +36,7 @@ def write_card(
         f"{minutes:.0f} min on {record['cpu'] if record['gpu'] is None else record['gpu']} with {record['threads']} "
         f"threads, seed {config.seed}.",
         "",
+        *_earlier(before),
         "## Data",
         "",
         "| file | response tokens |",
@@ -55,6 +63,23 @@ def write_card(
         "",
     ]
     return write_text(folder / "README.md", "\n".join(lines))
+
+
+def _earlier(before: Mapping[str, Any] | None) -> list[str]:
+    if before is None:
+        return []
+    if not before.get("history"):
+        return ["The run went on from an earlier checkpoint, which has no record of its training.", ""]
+    last = before["history"][-1]
+    data = "; ".join(
+        f"{name}: {', '.join(f'{domain} {count}' for domain, count in counts.items())}"
+        for name, counts in before.get("data", {}).items()
+    )
+    return [
+        f"The run went on from a checkpoint of {last['step']} steps ({last['anchors']} blocks or positions, "
+        f"{last['minutes']:.0f} min; response tokens {data}); its record is under `before` in `{TRAINING}`.",
+        "",
+    ]
 
 
 def _lengths(history: list[dict[str, Any]]) -> list[str]:

@@ -57,7 +57,8 @@ def start_from(model: DraftModel, folder: Path | str, target: LeanDecoder) -> No
     """Put a checkpoint's weights and draft vocabulary into `model`. Another architecture is a `ValueError`."""
     loaded = load_drafter(folder, target, dtype=torch.float32, device=target.device).model
     if loaded.arch != model.arch:
-        named = [f.name for f in fields(model.arch) if getattr(loaded.arch, f.name, None) != getattr(model.arch, f.name)]
+        names = [field.name for field in fields(model.arch)]
+        named = [name for name in names if getattr(loaded.arch, name, None) != getattr(model.arch, name)]
         raise ValueError(
             f"{folder} cannot be gone on from: it differs in {', '.join(named) or 'kind'} "
             f"({', '.join(repr(getattr(loaded.arch, name, None)) for name in named)} there)"
