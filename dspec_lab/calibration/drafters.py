@@ -60,15 +60,18 @@ class ViewedSession:
     """One request's drafting state, each proposal with drafts seen through `view`."""
 
     def __init__(self, inner: DraftSession, view: Callable[[Proposal], Proposal]) -> None:
-        self._inner, self._view = inner, view
+        self.inner, self._view = inner, view
 
     def commit(self, commit: Commit) -> None:
         """Passed on."""
-        self._inner.commit(commit)
+        self.inner.commit(commit)
 
     def propose(self, gamma: int, sampling: SamplingConfig, draws: DraftDraws) -> Proposal:
         """The view of the drafter's proposal; one without drafts is left as it is."""
-        proposal = self._inner.propose(gamma, sampling, draws)
+        return self.seen(self.inner.propose(gamma, sampling, draws))
+
+    def seen(self, proposal: Proposal) -> Proposal:
+        """The proposal as this view shows it."""
         return self._view(proposal) if proposal.gamma else proposal
 
 

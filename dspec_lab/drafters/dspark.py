@@ -9,6 +9,7 @@ from dspec_lab.config import SamplingConfig
 from dspec_lab.core.streams import DraftDraws
 from dspec_lab.core.types import Proposal
 from dspec_lab.drafters.backbone import BlockDraftModel
+from dspec_lab.drafters.cache import DraftCache
 from dspec_lab.drafters.choose import TokenChooser, check_gamma
 from dspec_lab.drafters.fit import check_target, context_rows
 from dspec_lab.drafters.protocol import Commit
@@ -55,6 +56,16 @@ class BlockSession:
         return self._committed
 
     @property
+    def model(self) -> BlockDraftModel:
+        """The drafter's model; sessions that share one can draft in one pass (`drafters.together`)."""
+        return self._model
+
+    @property
+    def cache(self) -> DraftCache:
+        """The draft cache; it lacks the features that wait."""
+        return self._cache
+
+    @property
     def cache_bytes(self) -> int:
         """Memory of the draft cache; fixed from the start."""
         return self._cache.cache_bytes
@@ -76,20 +87,32 @@ class BlockSession:
     @torch.inference_mode()
     def propose(self, gamma: int, sampling: SamplingConfig, draws: DraftDraws) -> Proposal:
         """Tokens of the first `gamma` proposing slots, with their confidences where the model has that head."""
-        check_gamma(gamma, self._model.arch.max_gamma, self._name)
-        if self._anchor is None:
-            raise ValueError(f"drafter {self._name} was asked to propose before the prompt was committed")
+        anchor = self.anchor_for(gamma)
         if gamma == 0:
             return Proposal(())
         self._take_in()
         first = self._model.arch.first_slot
-        hidden_GD = self._model.block_hidden(self._cache, self._anchor)[first : first + gamma]
+        hidden_GD = self._model.block_hidden(self._cache, anchor)[first : first + gamma]
         chooser = TokenChooser(self._model, sampling, draws)
-        block = self._model.draft(hidden_GD, self._model.head_logits(hidden_GD), self._anchor, chooser.pick)
+        block = self._model.draft(hidden_GD, self._model.head_logits(hidden_GD), anchor, chooser.pick)
         return chooser.proposal(block.token_ids, block.logits_GW, block.confidence_logits_G)
 
+    def anchor_for(self, gamma: int) -> int:
+        """The token that a block of `gamma` drafts follows; `ValueError` where it cannot be drafted."""
+        check_gamma(gamma, self._model.arch.max_gamma, self._name)
+        if self._anchor is None:
+            raise ValueError(f"drafter {self._name} was asked to propose before the prompt was committed")
+        return self._anchor
+
+    def hand_over(self) -> Tensor | None:
+        """The feature rows that wait, for the caller to append to `cache`; None where none do."""
+        if not self._waiting:
+            return None
+        rows_NF = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
+        self._waiting.clear()
+        return rows_NF
+
     def _take_in(self) -> None:
-        if self._waiting:
-            rows_NF = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
+        rows_NF = self.hand_over()
+        if rows_NF is not None:
             self._model.append_context(self._cache, rows_NF)
-            self._waiting.clear()

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from dspec_lab.drafters.architecture import HeadType
 from dspec_lab.drafters.layers import Linear
 
+LANES = 32  # numbers that torch handles at once at most: two vectors of 16
+
 
 class SequentialHead(nn.Module):
     """Low-rank bias on the draft logits of slot k, from the token at slot k - 1: B_k = W2 f(W1[x_{k-1}], h_k, state).
@@ -48,6 +50,16 @@ class SequentialHead(nn.Module):
         return self.markov_w2(feature)
 
 
+def row_sigmoid(x_BR: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+    """sigmoid(x), where nothing is trained bit for bit the same for a row whatever its neighbours.
+
+    torch computes what is left over at the end of a tensor in another way than whole vectors.
+    """
+    if torch.is_inference_mode_enabled() and x_BR.shape[0] > 1 and x_BR.shape[1] % LANES:
+        return torch.cat([torch.sigmoid(row_1R) for row_1R in x_BR.split(1)])
+    return torch.sigmoid(x_BR)
+
+
 class GatedHead(SequentialHead):
     """f = sigmoid(G [h; e] + b) * e."""
 
@@ -56,7 +68,7 @@ class GatedHead(SequentialHead):
         self.gate_proj = Linear(hidden_size + rank, rank)
 
     def step(self, e_BR: Tensor, hidden_BD: Tensor, state_BR: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        gate_BR = torch.sigmoid(self.gate_proj(torch.cat([hidden_BD, e_BR], dim=-1)))
+        gate_BR = row_sigmoid(self.gate_proj(torch.cat([hidden_BD, e_BR], dim=-1)))
         return gate_BR * e_BR, state_BR
 
 
@@ -77,7 +89,7 @@ class RecurrentHead(SequentialHead):
         state_BR = torch.zeros_like(e_BR) if state_BR is None else state_BR
         joint_BX = self.joint_proj(torch.cat([state_BR, e_BR, hidden_BD], dim=-1))
         gate_BR, candidate_BR, output_BR = joint_BX.chunk(3, dim=-1)
-        keep_BR = torch.sigmoid(gate_BR)
+        keep_BR = row_sigmoid(gate_BR)
         return torch.tanh(output_BR), keep_BR * state_BR + (1 - keep_BR) * torch.tanh(candidate_BR)
 
     def features(

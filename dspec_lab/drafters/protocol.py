@@ -31,6 +31,16 @@ class Commit:
     features: Features | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftAsk:
+    """What one session is asked for in a round: the arguments of its `propose`."""
+
+    session: DraftSession
+    gamma: int
+    sampling: SamplingConfig
+    draws: DraftDraws
+
+
 @runtime_checkable
 class DraftSession(Protocol):
     """One request's drafting state."""
@@ -46,6 +56,17 @@ class DraftSession(Protocol):
         `draws.categorical(k, row)` and hands these rows over as `draft_probs_GV` in the target's vocabulary.
         A drafter that does not sample (greedy, n-gram) leaves `draft_probs_GV` None.
         """
+        ...
+
+
+@runtime_checkable
+class SessionView(DraftSession, Protocol):
+    """A session that shows another one's proposals changed; the tokens are drafted by `inner`."""
+
+    inner: DraftSession
+
+    def seen(self, proposal: Proposal) -> Proposal:
+        """What the view makes of a proposal of `inner`."""
         ...
 
 

@@ -27,7 +27,8 @@ def mixed_requests(target: LeanDecoder, *, seed: int) -> list[BatchRequest]:
                 gamma=1 + i % 3, temperature=(1.0, 0.0, 0.7)[i % 3], top_k=(0, 2)[i // 3 % 2],
                 max_new_tokens=8 + i % 5, verification=VERIFICATIONS[i // 2 % 2], seed=seed + i // 2,
             ),
-            drafter=drafters[i % len(drafters)],
+            # two in a row share a drafter, so that block drafters draft for both in one pass
+            drafter=drafters[i // 2 % len(drafters)],
         )
         for i in range(REQUESTS)
     ]  # fmt: skip

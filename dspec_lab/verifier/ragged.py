@@ -1,9 +1,10 @@
 """Ragged batched verification: many requests, each with its own context and draft length, in one target pass.
 
 All rows are flattened into one; which row sees which is carried by markers, not by padding. Requests have their own
-drafter, seed, temperature, caps and random streams, and join or leave between rounds. Each request runs the code that
-a single one runs (`verifier.request.Request`), so its output does not depend on its neighbours: on the CPU's native row
-ops bit for bit, elsewhere up to rounding.
+drafter, seed, temperature, caps and random streams, and join or leave between rounds. Those that share a block drafter
+draft in one pass (`drafters.together`). Otherwise each request runs the code that a single one runs
+(`verifier.request.Request`), so its output does not depend on its neighbours: on the CPU's native row ops bit for bit,
+elsewhere up to rounding.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch
 
 from dspec_lab.config import DecodeConfig
 from dspec_lab.core.streams import RandomStreams
-from dspec_lab.core.types import Generation
+from dspec_lab.core.types import Generation, Proposal
 from dspec_lab.drafters.protocol import Drafter
+from dspec_lab.drafters.together import Drafted, propose_together
 from dspec_lab.kernels.rows import BLOCK, RowMarkers
 from dspec_lab.models.decoder import DecoderSession, LeanDecoder
 from dspec_lab.models.protocol import Features, Taps, TargetRows
@@ -50,6 +52,8 @@ class BatchRound:
     draft_s: float
     verify_s: float
     settle_s: float
+    drafting: int = 0  # requests that drafted
+    drafted: int = 0  # tokens they drafted, before a policy cut
 
 
 class RaggedBatch:
@@ -100,7 +104,8 @@ class RaggedBatch:
         if self._gate is not None:
             for request, length in zip(requests, self._gate(requests), strict=True):
                 request.gamma = length
-        feeds = [request.next_rows() for request in requests]
+        feeds = _draft(requests)
+        drafts = [len(feed) - 1 for feed in feeds]
         if self._policy is not None:
             lengths = self._policy(requests)
             for i, (request, length) in enumerate(zip(requests, lengths, strict=True)):
@@ -123,9 +128,22 @@ class RaggedBatch:
                 draft_s=drafted - start,
                 verify_s=verified - drafted,
                 settle_s=time.perf_counter() - verified,
+                drafting=sum(count > 0 for count in drafts),
+                drafted=sum(drafts),
             )
         )
         return ended
+
+
+def _draft(requests: Sequence[Request]) -> list[tuple[int, ...]]:
+    """`Request.next_rows` of all, with one drafting pass where requests can share it."""
+    asks = [request.ask() for request in requests]
+    answers = iter(propose_together([ask for ask in asks if ask is not None]))
+    feeds = []
+    for request, ask in zip(requests, asks, strict=True):
+        answer = Drafted(Proposal(()), 0.0) if ask is None else next(answers)
+        feeds.append(request.rows_of(ask, answer.proposal, answer.seconds))
+    return feeds
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from dspec_lab.core.rejection import LazyLaw, draft_rows, verify, verify_greedy
 from dspec_lab.core.sampling import entropy_bits, greedy_ids, law
 from dspec_lab.core.streams import Chooser, DraftDraws
 from dspec_lab.core.types import Generation, Proposal, RoundRecord, TokenSource, Verdict
-from dspec_lab.drafters.protocol import Commit, Drafter
+from dspec_lab.drafters.protocol import Commit, DraftAsk, Drafter
 from dspec_lab.models.protocol import Features, Target, TargetRows, TargetSession
 from dspec_lab.verifier.stopping import Ending, TokenDecoder, find_ending, spell
 
@@ -86,20 +86,31 @@ class Request:
 
     def next_rows(self) -> tuple[int, ...]:
         """Draft, and give the tokens the target must be fed now: the newest one and the drafts."""
-        start = time.perf_counter()
+        start, ask, proposal = time.perf_counter(), self.ask(), Proposal(())
+        if ask is not None:
+            proposal = ask.session.propose(ask.gamma, ask.sampling, ask.draws)
+        return self.rows_of(ask, proposal, time.perf_counter() - start)
+
+    def ask(self) -> DraftAsk | None:
+        """What the drafter is to be asked for now; None where nothing is to be drafted."""
         # a round gains at most gamma + 1 tokens, and only so many are still wanted
         gamma = min(self.gamma, self.config.max_new_tokens - len(self.result.token_ids) - 1)
-        self._proposal = Proposal(())
-        if self.draft is not None and gamma:
-            self._proposal = self.draft.propose(gamma, self.sampling, DraftDraws(self.chooser, self._round_index))
-            if self._proposal.gamma > gamma:
-                raise ValueError(f"the drafter proposed {self._proposal.gamma} tokens, {gamma} were asked for")
-        self._draft_s = time.perf_counter() - start
-        return (self.result.token_ids[-1], *self._proposal.token_ids)
+        if self.draft is None or not gamma:
+            return None
+        draws = DraftDraws(self.chooser, self._round_index)
+        return DraftAsk(session=self.draft, gamma=gamma, sampling=self.sampling, draws=draws)
+
+    def rows_of(self, ask: DraftAsk | None, proposal: Proposal, draft_s: float) -> tuple[int, ...]:
+        """Take the answer to `ask` and the time it took; the tokens the target must be fed now."""
+        wanted = 0 if ask is None else ask.gamma
+        if proposal.gamma > wanted:
+            raise ValueError(f"the drafter proposed {proposal.gamma} tokens, {wanted} were asked for")
+        self._proposal, self._draft_s = proposal, draft_s
+        return (self.result.token_ids[-1], *proposal.token_ids)
 
     @property
     def proposal(self) -> Proposal:
-        """What `next_rows` drafted."""
+        """What was drafted this round."""
         return self._proposal
 
     def limit(self, length: int) -> None:
