@@ -72,9 +72,12 @@ def run(args: argparse.Namespace) -> int:
     console.print(f"context: {1e9 * table.context_s:.2f} ns more per row and context token")
     if drafter is not None:
         d = table.draft
+        by_requests = ", ".join(
+            f"{count}: {1e3 * seconds:.2f}" for count, seconds in zip(d.request_probes, d.request_s, strict=True)
+        )
         console.print(
-            f"drafting with {d.drafter}: {1e3 * d.fixed_s:.2f} ms + {1e3 * d.per_request_s:.2f} ms a request + "
-            f"{1e3 * d.per_token_s:.2f} ms a token; round: {1e3 * table.fixed_s:.2f} ms + "
+            f"drafting with {d.drafter} ({'one pass for all' if d.joint else 'a pass for each'}), ms by requests: "
+            f"{by_requests}, and {1e3 * d.per_token_s:.2f} ms a token; round: {1e3 * table.fixed_s:.2f} ms + "
             f"{1e3 * table.settle_per_request_s:.2f} ms a request"
         )
     for finding in table.findings():

@@ -16,7 +16,7 @@ class BreakEvenMap:
 
     requests: int
     accept_P: Float[np.ndarray, " P"]  # chance of each draft, given those before it
-    draft_s_Q: Float[np.ndarray, " Q"]  # seconds that drafting a block takes, per request
+    draft_s_Q: Float[np.ndarray, " Q"]  # seconds that drafting a block takes for one request alone
     speedup_PQ: Float[np.ndarray, "P Q"]  # of the block length that is best there
 
     @property
@@ -56,11 +56,13 @@ def block_speedup(
 ) -> Float[np.ndarray, "P Q"]:
     """Tokens per second of blocks of `drafts` over plain decoding, both with `requests` in the batch.
 
-    0 where the table does not cover the rows.
+    `draft_s_Q` is the time of one request's block. More requests take that of the table's drafter in proportion if it
+    was measured in joint passes (`DraftCost.growth`), else as many times as much. 0 where the table does not cover the
+    rows.
     """
     round_s_N = table.round_s_N(requests, requests * drafts)
     gained_P1 = gained_tokens(accept_P, drafts)[:, None]
-    return gained_P1 * round_s_N[0] / (round_s_N[-1] + requests * draft_s_Q)
+    return gained_P1 * round_s_N[0] / (round_s_N[-1] + table.draft.growth(requests, drafts) * draft_s_Q)
 
 
 def break_even_map(

@@ -42,20 +42,56 @@ class CostSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftCost:
-    """Seconds that drafting for a batch takes: fixed + per request that drafts + per drafted token."""
+    """Seconds that drafting for a batch takes, by the requests that draft and the tokens they draft in all.
+
+    fixed + per request + per token; where `request_s` is given it stands for the first two, measured at each of
+    `request_probes`, with straight lines between and their mean slope beyond.
+    """
 
     drafter: str = ""
     fixed_s: float = 0.0
     per_request_s: float = 0.0
     per_token_s: float = 0.0
+    # optional in files: tables from before joint drafting lack them. Whether requests shared the drafter's passes; None
+    # is unknown, and such a table's times are those of one pass a request
+    joint: bool | None = None
+    request_probes: tuple[int, ...] = ()
+    request_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("fixed_s", "per_request_s", "per_token_s"):
             _require_seconds(f"draft {name}", getattr(self, name))
+        if self.joint not in (None, False, True):
+            raise ValueError(f"draft joint must be true, false or left out, got {self.joint!r}")
+        if len(self.request_probes) != len(self.request_s):
+            raise ValueError(f"drafting has {len(self.request_probes)} request counts but {len(self.request_s)} times")
+        if any(a >= b for a, b in zip((0, *self.request_probes), self.request_probes, strict=False)):
+            raise ValueError(f"drafting's request counts must rise from 1, got {list(self.request_probes)}")
+        for seconds in self.request_s:
+            _require_seconds("a time of drafting", seconds)
+        if self.request_s and (self.fixed_s or self.per_request_s):
+            raise ValueError("drafting is given by request counts: fixed_s and per_request_s must be 0 then")
+
+    def by_requests_N(self, most: int) -> Float[np.ndarray, " N"]:
+        """Time for n = 0..most drafting requests, tokens left out; nothing where none drafts."""
+        count_N = np.arange(most + 1, dtype=np.float64)
+        if self.request_s:
+            probes, seconds = self.request_probes, self.request_s
+            slope = 0.0 if len(probes) == 1 else max(0.0, (seconds[-1] - seconds[0]) / (probes[-1] - probes[0]))
+            found_N = np.interp(count_N, probes, seconds) + slope * np.maximum(count_N - probes[-1], 0.0)
+        else:
+            found_N = self.fixed_s + self.per_request_s * count_N
+        found_N[0] = 0.0
+        return found_N
 
     def seconds(self, requests: int, tokens: int) -> float:
         """Time to draft `tokens` in all for `requests` requests; nothing where none drafts."""
-        return self.fixed_s + self.per_request_s * requests + self.per_token_s * tokens if requests else 0.0
+        return float(self.by_requests_N(requests)[-1]) + self.per_token_s * tokens if requests else 0.0
+
+    def growth(self, requests: int, drafts: int) -> float:
+        """Drafting `drafts` tokens for each of `requests` requests over doing so for one; `requests` if not joint."""
+        one_s = self.seconds(1, drafts) if self.joint else 0.0
+        return self.seconds(requests, requests * drafts) / one_s if one_s else float(requests)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +207,11 @@ class CostTable:
             middle = statistics.median(times)
             if len(times) > 2 and max(times) - middle > SPREAD * middle:
                 found.append(f"noisy: {rows} rows took {min(times):.4g} to {max(times):.4g} s")
+        if self.draft.drafter and self.draft.joint is None:
+            found.append(
+                f"old: drafting with {self.draft.drafter} was timed one request at a time, and a block drafter's joint "
+                "pass costs less; dspec profile measures it"
+            )
         if self.source == "measured" and not self.samples:
             found.append("no raw samples: its times cannot be checked")
         if len(self.rows) < 3:
@@ -242,7 +283,12 @@ def parse_table(values: Mapping[str, Any]) -> CostTable:
     if values.get("format") != FORMAT:
         raise ValueError(f"format must be {FORMAT!r}, got {values.get('format')!r}")
     plain = {key: value for key, value in values.items() if key != "format"}
-    plain["draft"] = from_dict(DraftCost, plain.get("draft", {}))
+    draft = dict(plain.get("draft", {}))
+    for key in ("request_probes", "request_s"):
+        if not isinstance(draft.get(key, []), list):
+            raise ValueError(f"draft {key} must be a list, got {draft[key]!r}")
+        draft[key] = tuple(draft.get(key, ()))
+    plain["draft"] = from_dict(DraftCost, draft)
     plain["samples"] = tuple(from_dict(CostSample, sample) for sample in plain.get("samples", ()))
     for key in ("rows", "seconds", "request_probes", "request_s"):
         if not isinstance(plain.get(key, []), list):

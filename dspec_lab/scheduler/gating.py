@@ -31,16 +31,17 @@ def draft_lengths(
     round_s_N = table.round_s_N(B, B * G, context_tokens=context_tokens)
     per_draft_N = draft.per_token_s * np.arange(len(falling_N) + 1)
     best_rate, found_B, drafting = B / round_s_N[0], np.zeros(B, dtype=np.int64), B
-    # the share of drafting that is paid by request depends on who drafts: first all, then those that are left
+    drafting_s_N = draft.by_requests_N(B)
+    # what the drafting pass takes depends on who drafts: first all, then those that are left
     for _ in range(2):
-        paid_s = draft.fixed_s + draft.per_request_s * drafting
+        paid_s = float(drafting_s_N[drafting])
         budget = best_budget(rates(falling_N, B, round_s_N[: len(falling_N) + 1] + per_draft_N + paid_s))
         wanted_B = top_k_lengths(chances_BG, budget)
         gain_B = np.where(np.arange(G) < wanted_B[:, None], predicted_BG, 0.0).sum(1)
         order_B = np.argsort(-gain_B, kind="stable")
         verified_B = np.cumsum(wanted_B[order_B])
         drafted_B = np.cumsum(np.where(wanted_B > 0, wanted_B if draft.per_token_s else G, 0)[order_B])
-        draft_s_B = draft.fixed_s + draft.per_request_s * np.arange(1, B + 1) + draft.per_token_s * drafted_B
+        draft_s_B = drafting_s_N[1:] + draft.per_token_s * drafted_B
         rate_B = (B + np.cumsum(gain_B[order_B])) / (round_s_N[verified_B] + draft_s_B)
         before, drafting = drafting, int(rate_B.argmax()) + 1
         if rate_B[drafting - 1] > best_rate:
@@ -77,7 +78,11 @@ class ProbePurse:
         round_s_N = table.round_s_N(len(wanted_B), 1)
         self._saved_s += self._share * float(round_s_N[0])
         waiting_B = np.flatnonzero((wanted_B == 0) & (may_B > 0))
-        cost_s = table.draft.seconds(1, 1) + float(round_s_N[1] - round_s_N[0])
+        # where others draft the probe joins their pass
+        drafting = int((wanted_B > 0).sum())
+        drafting_s_N = table.draft.by_requests_N(drafting + 1)
+        draft_s = max(0.0, float(drafting_s_N[-1] - drafting_s_N[-2])) + table.draft.per_token_s
+        cost_s = draft_s + float(round_s_N[1] - round_s_N[0])
         if not len(waiting_B) or self._saved_s < cost_s:
             # no more is saved up than one probe costs, or a long quiet time would be followed by many
             self._saved_s = min(self._saved_s, cost_s)

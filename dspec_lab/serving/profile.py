@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from dspec_lab.config import DecodeConfig
 from dspec_lab.drafters.protocol import Drafter
+from dspec_lab.drafters.together import drafts_jointly
 from dspec_lab.models.decoder import DecoderSession, LeanDecoder
 from dspec_lab.scheduler.cost_table import CostSample, CostTable, DraftCost, table_from_samples
 from dspec_lab.serving.engine import LoadRun, run_load
@@ -25,6 +27,8 @@ from dspec_lab.verifier.ragged import extend_ragged
 ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256)
 CONTEXTS = (64, 256)
 ROWS_PER_REQUEST = 8
+BATCH_SIZES = (1, 2, 4, 8, 16)  # at which drafting is timed
+FEWEST_ROUNDS = 3  # with so many drafting requests that make it a probe
 Progress = Callable[[str], None]
 
 
@@ -83,13 +87,14 @@ def fit_drafter(
     prompts: Sequence[Sequence[int]],
     config: DecodeConfig,
     *,
-    batch_sizes: Sequence[int] = (1, 2, 4),
+    batch_sizes: Sequence[int] = BATCH_SIZES,
     progress: Progress | None = None,
 ) -> tuple[DraftCost, float, float, list[dict[str, Any]]]:
     """(draft cost, settling per request, fixed time of a round, raw rounds) of real batches with this drafter.
 
-    Drafting: least squares over rounds of fixed + per request + per token, each at least 0; block drafters show no term
-    by token. What a round takes beside drafting and the pass is split into a fixed part and one by request alike.
+    Drafting, as the batch does it (in joint passes where the drafter can): a time for each number of drafting requests
+    and one per token, by least squares over rounds. What a round takes beside drafting and the pass is split into a
+    fixed part and one by request.
     """
     raw: list[dict[str, Any]] = []
     for size in batch_sizes:
@@ -101,11 +106,30 @@ def fit_drafter(
             run = run_load(target, prompts, settings, ClosedLoop(concurrency=size), drafter=drafter, total=size)
             raw += _rounds(run)
     requests = np.array([row["requests"] for row in raw], dtype=float)
-    tokens = np.array([row["drafted"] for row in raw], dtype=float)
-    draft = _fit(np.stack([np.ones_like(requests), requests, tokens], 1), np.array([row["draft_s"] for row in raw]))
     settle = _fit(np.stack([np.ones_like(requests), requests], 1), np.array([row["settle_s"] for row in raw]))
-    cost = DraftCost(drafter=drafter.name, fixed_s=draft[0], per_request_s=draft[1], per_token_s=draft[2])
-    return cost, settle[1], settle[0], raw
+    joint = drafts_jointly(drafter.start(target, capacity=1))
+    return fit_draft_cost(raw, drafter.name, joint=joint), settle[1], settle[0], raw
+
+
+def fit_draft_cost(raw: Sequence[Mapping[str, Any]], name: str, *, joint: bool) -> DraftCost:
+    """Drafting's part of `fit_drafter`, from rounds with `drafting` requests, `drafted` tokens and `draft_s`."""
+    # ends of texts leave rounds of every number of requests; a number that was hardly seen is no probe
+    seen = Counter(row["drafting"] for row in raw if row["drafting"])
+    probes = sorted(count for count, rounds in seen.items() if rounds >= FEWEST_ROUNDS)
+    rows = [row for row in raw if row["drafting"] in probes]
+    if not rows:
+        raise ValueError(f"{name} drafted in {sum(seen.values())} rounds: too few to time it")
+    drafting = np.array([row["drafting"] for row in rows])
+    tokens = np.array([row["drafted"] for row in rows], dtype=float)
+    seconds = np.array([row["draft_s"] for row in rows])
+    design = np.concatenate([(drafting[:, None] == probes).astype(float), tokens[:, None]], 1)
+    per_token_s = _fit(design, seconds)[-1]
+    # what is left by number of requests: medians, so that a busy moment of the machine does not stay in the table
+    left = seconds - per_token_s * tokens
+    request_s = tuple(max(0.0, float(np.median(left[drafting == count]))) for count in probes)
+    return DraftCost(
+        drafter=name, joint=joint, request_probes=tuple(probes), request_s=request_s, per_token_s=per_token_s
+    )
 
 
 def profile_target(
@@ -136,7 +160,8 @@ def _rounds(run: LoadRun) -> list[dict[str, Any]]:
     return [
         {
             "requests": record.requests,
-            "drafted": record.rows - record.requests,
+            "drafting": record.drafting,
+            "drafted": record.drafted,
             "draft_s": record.draft_s,
             "verify_s": record.verify_s,
             "settle_s": record.settle_s,

@@ -125,6 +125,31 @@ def test_block_drafters_draft_whole_blocks():
     assert draft_lengths(predicted, dear).tolist() == [0, 0]
 
 
+JOINT = DraftCost(joint=True, request_probes=(1, 4), request_s=(0.012, 0.015))
+
+
+def test_a_joint_pass_pays_in_a_batch_where_a_pass_for_each_does_not():
+    predicted = np.tile([0.9, 0.8, 0.1], (4, 1))
+    table = CostTable(rows=(1, 16), seconds=(0.0100, 0.0115), draft=JOINT)
+    alone = table.with_draft(DraftCost(per_request_s=0.012))
+    for priced, of_four in ((table, [3] * 4), (alone, [0] * 4)):
+        assert draft_lengths(predicted[:1], priced).tolist() == [3]
+        assert draft_lengths(predicted, priced).tolist() == of_four
+
+
+def test_a_probe_beside_others_costs_what_it_adds_to_their_pass():
+    table = CostTable(rows=(1, 16), seconds=(0.010, 0.025), draft=JOINT)
+    skipped, room = np.array([0.0, 0.0, np.inf]), np.full(3, 3)
+    counts = {}
+    for name, wanted in (("alone", [0, 0, 0]), ("beside", [3, 3, 0])):
+        purse = ProbePurse(0.02)
+        found = [purse.add(np.array(wanted), skipped, room, table) for _ in range(400)]
+        counts[name] = sum(int(lengths.sum()) - sum(wanted) for lengths in found)
+    spent = 400 * 0.02 * float(table.round_s_N(3, 0)[0])
+    assert counts["alone"] == pytest.approx(spent / (0.012 + 0.001), rel=0.1)
+    assert counts["beside"] == pytest.approx(spent / (0.001 + 0.001), rel=0.1)
+
+
 @pytest.mark.parametrize("draft_s", [0.001, 0.050])
 def test_probes_take_their_share_of_the_time_whatever_they_cost(draft_s):
     table = CostTable(rows=(1, 16), seconds=(0.010, 0.025), draft=DraftCost(per_request_s=draft_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,6 +32,47 @@ def test_a_round_adds_every_term_once():
     wanted = [table.verify_s_N[2 + n] + 0.1 + 0.02 + 0.5 + 1e-4 * 20 * (2 + n) for n in range(9)]
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
     assert table.steps_per_s(9) == pytest.approx(1 / (0.020 + 0.1 + 0.01))
+
+
+def test_a_joint_drafting_pass_is_priced_by_what_was_measured():
+    draft = DraftCost(
+        drafter="dspark", joint=True, request_probes=(1, 4, 16), request_s=(0.006, 0.009, 0.027), per_token_s=1e-4
+    )
+    np.testing.assert_allclose(draft.by_requests_N(4), [0, 0.006, 0.007, 0.008, 0.009])
+    assert draft.seconds(4, 28) == pytest.approx(0.009 + 0.0028) and draft.seconds(0, 0) == 0
+    # beyond the last probe by the mean slope, 1.4 ms a request
+    assert draft.seconds(26, 0) == pytest.approx(0.027 + 10 * 0.0014)
+    assert draft.growth(4, 7) == pytest.approx((0.009 + 0.0028) / (0.006 + 0.0007)) and draft.growth(1, 7) == 1
+    for joint in (None, False):
+        assert replace(draft, joint=joint).growth(4, 7) == 4
+    assert DraftCost(joint=True).growth(3, 7) == 3
+    for options, words in (
+        (dict(request_probes=(1, 2), request_s=(0.1,)), "2 request counts but 1 times"),
+        (dict(request_probes=(2, 2), request_s=(0.1, 0.1)), r"rise from 1, got \[2, 2\]"),
+        (dict(request_probes=(1,), request_s=(-0.1,)), "0 or more and finite, got -0.1"),
+        (dict(request_probes=(1,), request_s=(0.1,), per_request_s=0.1), "must be 0 then"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            DraftCost(**options)
+
+
+def test_tables_from_before_joint_drafting_are_read_and_told(tmp_path):
+    draft = DraftCost(drafter="dspark", joint=True, request_probes=(1, 4), request_s=(0.006, 0.009), per_token_s=1e-4)
+    path = save_table(tmp_path / "t.json", stairs(draft=draft))
+    assert load_table(path).draft == draft and not any(text.startswith("old") for text in load_table(path).findings())
+    values = json.loads(path.read_text())
+    values["draft"] = {"drafter": "dspark", "fixed_s": 0.001, "per_request_s": 0.006, "per_token_s": 1e-4}
+    path.write_text(json.dumps(values))
+    old = load_table(path)
+    assert old.draft.joint is None and old.draft.seconds(4, 0) == pytest.approx(0.025) and old.draft.growth(4, 7) == 4
+    assert any(text.startswith("old: drafting with dspark") for text in old.findings())
+    path.write_text(json.dumps({**values, "draft": {"joint": "yes"}}))
+    with pytest.raises(ValueError, match="yes"):
+        load_table(path)
+    values["draft"]["request_s"] = 0.1
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="draft request_s must be a list, got 0.1"):
+        load_table(path)
 
 
 def test_nothing_beyond_the_last_probe_is_ever_worth_it():

@@ -15,7 +15,7 @@ from dspec_lab.scheduler.cost_table import CostTable, DraftCost
 from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, FullBlock, Retrospective
 from dspec_lab.serving.compare import PLAIN, against_fixed, compare_policies
 from dspec_lab.serving.engine import run_load
-from dspec_lab.serving.profile import profile_target, time_target
+from dspec_lab.serving.profile import fit_draft_cost, profile_target, time_target
 from dspec_lab.serving.workload import ClosedLoop, OpenLoop
 from dspec_lab.verifier.decode import generate
 from dspec_lab.verifier.ragged import BatchRequest, RaggedBatch
@@ -143,6 +143,23 @@ def test_policies_are_compared_with_the_best_fixed_length():
     json.dumps([entry.as_dict() for entry in entries], allow_nan=False)
 
 
+def test_the_draft_cost_is_found_again_in_the_rounds_it_made():
+    truth = DraftCost(request_probes=(1, 2, 5), request_s=(0.006, 0.007, 0.012), per_token_s=0.0002)
+    rounds = [
+        {"drafting": n, "drafted": n * drafts, "draft_s": truth.seconds(n, n * drafts)}
+        for n in (1, 2, 5) for drafts in (3, 7) for _ in range(4)
+    ]  # fmt: skip
+    # a busy moment, a number of requests that was hardly seen, and a round without drafts
+    rounds[0]["draft_s"] += 0.05
+    rounds += [{"drafting": 3, "drafted": 9, "draft_s": 9.0}, {"drafting": 0, "drafted": 0, "draft_s": 0.0}]
+    found = fit_draft_cost(rounds, "dspark", joint=True)
+    assert found.request_probes == (1, 2, 5) and found.joint is True
+    for requests in (1, 2, 5):
+        assert found.seconds(requests, 7 * requests) == pytest.approx(truth.seconds(requests, 7 * requests), rel=0.25)
+    with pytest.raises(ValueError, match="drafted in 1 rounds: too few"):
+        fit_draft_cost(rounds[-2:], "dspark", joint=True)
+
+
 def test_the_profile_times_every_kind_of_pass_and_rolls_it_back():
     samples = time_target(TARGET, rows=(1, 4, 9), contexts=(8, 24), repeats=2)
     kinds = [(s.rows, s.context_tokens, s.requests) for s in samples]
@@ -152,8 +169,10 @@ def test_the_profile_times_every_kind_of_pass_and_rolls_it_back():
     )  # fmt: skip
     assert table.source == "measured" and len(table.samples) == 4 and table.rows == (1, 8)
     draft = table.draft
-    assert draft.drafter == "dspark" and draft.fixed_s + draft.per_request_s + draft.per_token_s > 0
-    assert {row["requests"] for row in table.run["rounds"]} >= {1, 2, 4}
+    assert draft.drafter == "dspark" and draft.joint is True and draft.fixed_s == draft.per_request_s == 0
+    assert draft.request_probes[0] == 1 and draft.request_probes[-1] == 16 and max(draft.request_s) > 0
+    assert {row["requests"] for row in table.run["rounds"]} >= {1, 2, 4, 8, 16}
+    assert all(row["drafting"] <= row["requests"] <= 16 for row in table.run["rounds"])
     for options, words in (
         (dict(rows=(0, 1)), "at least 1"), (dict(contexts=(60,)), "do not fit 64"), (dict(repeats=0), "repeats"),
     ):  # fmt: skip
