@@ -15,12 +15,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "bench",
         help="time the decoding loop",
         description="Time the default model. decode: plain decoding, drafters and transformers' generate. ragged: one "
-        "pass for 1, 4 and 16 requests against single passes, and the gain that the cost curve allows. trees: accepted "
-        "length and time of trees of width 1, 2 and 3.",
+        "pass for 1, 4 and 16 requests against single passes, the gain that the cost curve allows, and drafting in one "
+        "pass against one by one. trees: accepted length and time of trees of width 1, 2 and 3.",
     )
     parser.add_argument("what", nargs="?", default="decode", help="decode (default), ragged or trees")
     parser.add_argument(
-        "--drafters", help="names, separated by commas (default: prompt_lookup; trees: autoregressive); not for ragged"
+        "--drafters",
+        help="names, separated by commas (default: prompt_lookup; trees: autoregressive; ragged: one, dspark)",
     )
     parser.add_argument("--prompts", default="all", help="prompt file or bundled set (default: all)")
     parser.add_argument("--samples", type=int, default=3, help="prompts (default: 3)")
@@ -37,9 +38,10 @@ def run(args: argparse.Namespace) -> int:
     """Print ratios and times; the record goes to `--json`."""
     if args.what not in ("decode", "ragged", "trees"):
         raise ValueError(f"dspec bench times decode, ragged or trees, got {args.what!r}")
-    if args.what == "ragged" and (args.drafters is not None or args.gamma is not None):
-        raise ValueError("dspec bench ragged has its own drafts: leave --drafters and --gamma out")
-    args.drafters = args.drafters or ("autoregressive" if args.what == "trees" else "prompt_lookup")
+    if args.what == "ragged" and args.gamma is not None:
+        raise ValueError("dspec bench ragged has its own draft lengths: leave --gamma out")
+    usual = {"decode": "prompt_lookup", "trees": "autoregressive", "ragged": "dspark"}
+    args.drafters = args.drafters or usual[args.what]
     args.gamma = args.gamma or (4 if args.what == "trees" else 7)
     if args.what != "decode":
         from dspec_lab.cli.bench_batches import run_batches

@@ -13,7 +13,8 @@ def run_batches(args: argparse.Namespace) -> int:
     """Time passes of many requests, or trees; the record goes to `--json`."""
     import torch
 
-    from dspec_lab.bench.ragged import bench_ragged
+    from dspec_lab.bench.drafting import bench_drafting
+    from dspec_lab.bench.ragged import REQUESTS, bench_ragged
     from dspec_lab.bench.record import run_record
     from dspec_lab.bench.trees import bench_trees
     from dspec_lab.evaluation.drafters import build_drafters, check_names
@@ -25,6 +26,8 @@ def run_batches(args: argparse.Namespace) -> int:
 
     check_json_target(args.json)
     names = check_names(drafter_list(args.drafters))
+    if args.what == "ragged" and len(names) != 1:
+        raise ValueError(f"dspec bench ragged times the drafting of one drafter, got {', '.join(names)}")
     if args.threads < 1:
         raise ValueError(f"threads must be at least 1, got {args.threads}")
     prompts = load_prompts(args.prompts, max(args.samples, 16) if args.what == "ragged" else args.samples)
@@ -39,9 +42,15 @@ def run_batches(args: argparse.Namespace) -> int:
 
     title = f"{target.name}, {args.dtype}, {args.threads} threads, {target.ops.name} row ops"
     if args.what == "ragged":
-        result = bench_ragged(target, ids, repeats=args.repeats, progress=say)
+        (drafter,) = build_drafters(names, target).values()
+        drafting = bench_drafting(target, drafter, ids, requests=REQUESTS, repeats=args.repeats, progress=say)
+        result = bench_ragged(target, ids, repeats=args.repeats, progress=say) | {"drafting": drafting}
         console.print(_ragged_table(result, title))
         console.print("medians over repeats; bound: what the cost of a pass by its rows, measured beside it, allows")
+        console.print(_drafting_table(drafting))
+        unequal = [count for count, row in drafting["by_requests"].items() if not row["drafts_equal"]]
+        if unequal:
+            console.print(f"drafts of a joint pass differ from single ones at {', '.join(unequal)} requests")
         bad = [count for count, row in result["by_requests"].items() if not row["round"]["outputs_equal"]]
         if bad:
             console.print(f"texts of a batch differ from single requests' at {', '.join(bad)} requests")
@@ -52,11 +61,12 @@ def run_batches(args: argparse.Namespace) -> int:
         )
         console.print(_tree_table(rows, title))
         console.print("pays: less time per token than width 1 in every repeat")
-        result, bad = {"rows": rows}, [row for row in rows if row.get("outputs_equal_plain") is False]
+        result, unequal = {"rows": rows}, list[str]()
+        bad = [row for row in rows if row.get("outputs_equal_plain") is False]
     settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug", "json")}
     record = run_record({**settings, "row_ops": target.ops.name}, seed=0, dtype=args.dtype, model=target.name)
     write_result(args.json, {**result, "run": record})
-    return 1 if bad else 0
+    return 1 if bad or unequal else 0
 
 
 def _ragged_table(result: dict[str, Any], title: str) -> Any:
@@ -75,6 +85,22 @@ def _ragged_table(result: dict[str, Any], title: str) -> Any:
             f"{row['bound']['median']:.2f}",
             f"{row['share_of_bound']:.1%}",
             f"{row['round']['ratio']['median']:.2f}",
+        )
+    return table
+
+
+def _drafting_table(drafting: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"drafting with {drafting['drafter']}, {drafting['gamma']} tokens a request")
+    for name in ("requests", "one by one ms", "one pass ms", "ratio"):
+        table.add_column(name, justify="right")
+    for count, row in drafting["by_requests"].items():
+        table.add_row(
+            count,
+            f"{row['single_ms']['median']:.1f}",
+            f"{row['joint_ms']['median']:.1f}",
+            f"{row['ratio']['median']:.2f} [{row['ratio']['min']:.2f}, {row['ratio']['max']:.2f}]",
         )
     return table
 

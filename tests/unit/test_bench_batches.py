@@ -6,12 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from dspec_lab.bench import drafting as drafting_module
 from dspec_lab.bench import ragged as ragged_module
+from dspec_lab.bench.drafting import bench_drafting
 from dspec_lab.bench.ragged import bench_ragged
 from dspec_lab.bench.timing import spread
 from dspec_lab.bench.trees import _pays, bench_trees
 from dspec_lab.cli.main import main
+from dspec_lab.drafters import together
 from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
+from dspec_lab.verifier import request as request_module
 from dspec_lab.verifier.tiny import NEURAL_DRAFTERS, tiny_decoder
 
 PROMPTS = [(0, 1), (1, 2, 1)]
@@ -47,6 +51,37 @@ def test_ragged_rounds_beside_single_ones(monkeypatch: pytest.MonkeyPatch) -> No
         assert row["share_of_bound"] < 0.6
 
 
+def test_drafting_in_one_pass_beside_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # by this clock a look takes 1 ms and a pass of the draft layers 10 ms, whatever its size
+    now = [0.0]
+
+    def tick() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    def timed(run):  # type: ignore[no-untyped-def]
+        def passed(*given):  # type: ignore[no-untyped-def]
+            now[0] += 0.01
+            return run(*given)
+
+        return passed
+
+    target = tiny_decoder(5)
+    drafter = NEURAL_DRAFTERS["dspark"](target)
+    monkeypatch.setattr(together, "hidden_blocks", timed(together.hidden_blocks))
+    monkeypatch.setattr(drafter.model, "block_hidden", timed(drafter.model.block_hidden))
+    for module in (drafting_module, together, request_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=tick))
+    found = bench_drafting(target, drafter, PROMPTS, requests=(1, 4), repeats=2)
+    assert (found["drafter"], found["gamma"]) == ("dspark", 3)
+    one, four = found["by_requests"]["1"], found["by_requests"]["4"]
+    assert one["drafts_equal"] and four["drafts_equal"]
+    assert 40 < four["single_ms"]["min"] < 60 and 10 < four["joint_ms"]["max"] < 20
+    assert four["ratio"]["median"] > 2.5 > 1.3 > one["ratio"]["median"] > 0.8
+    with pytest.raises(ValueError, match="mtp drafts for one request at a time"):
+        bench_drafting(target, NEURAL_DRAFTERS["mtp"](target), PROMPTS, requests=(1,))
+
+
 def test_trees_by_width(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_decoder()
     drafters = {"truncated": NEURAL_DRAFTERS["truncated"](target), "copy": PromptLookupDrafter()}
@@ -76,6 +111,8 @@ def test_bad_settings_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'nonsense'" in capsys.readouterr().err
     assert main(["bench", "ragged", "--gamma", "3"]) == 2
     assert "--gamma" in capsys.readouterr().err
+    assert main(["bench", "ragged", "--drafters", "dspark,dflash"]) == 2
+    assert "one drafter, got dspark, dflash" in capsys.readouterr().err
 
 
 def test_spread() -> None:
