@@ -22,7 +22,11 @@ from dspec_lab.drafters.mtp_model import MtpDraftModel
 from dspec_lab.drafters.vocabulary import DraftModel
 from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.models.family import FULL
+from dspec_lab.models.protocol import Taps
 from dspec_lab.models.weights import LayerWeights
+
+PROBE_TOKENS = 64  # of the vocabulary, to learn the size of the target's stream
+EMBEDDING_SHARE = 1 / 3  # of the stream's size, at MTP's start
 
 
 @torch.no_grad()
@@ -45,11 +49,28 @@ def warm_start(model: DraftModel, target: LeanDecoder) -> None:
     elif isinstance(model, MtpDraftModel):
         copied_layers(model.layers, target)
         width = model.spec.hidden_size
-        # the final norm's weight is undone, which gives the direction of the stream back
-        _copy(model.hnorm.weight, 1.0 / target.weights.norm.clamp_min(1e-3))
+        # the final norm is undone: its weight (which may be negative) and the stream's size, on which the copied layer
+        # counts; the scale is in the norms, so that the projection of large inputs learns fast
+        size = stream_rms(target)
+        weight_D = target.weights.norm.float()
+        weight_D = torch.where(weight_D.abs() < 1e-3, 1e-3, weight_D)
+        _copy(model.hnorm.weight, size * weight_D.square().mean().sqrt() / weight_D)
+        model.enorm.weight.fill_(EMBEDDING_SHARE * size)
         model.eh_proj.weight.mul_(0.1)
         model.eh_proj.weight[:, :width] += torch.eye(width, device=model.eh_proj.weight.device)
         _copy(model.norm.weight, target.weights.norm)
+
+
+@torch.inference_mode()
+def stream_rms(target: LeanDecoder) -> float:
+    """Median root mean square of the residual stream before the target's last layer, over tokens of any kind."""
+    if target.num_layers < 2:
+        return 1.0
+    count = min(PROBE_TOKENS, target.vocab_size)
+    ids = torch.linspace(0, target.vocab_size - 1, count).long().tolist()
+    session = target.session(capacity=count, taps=Taps(layers=(target.num_layers - 2,)))
+    stream_ND = session.extend(ids).features.tapped_NF.float()
+    return float(stream_ND.square().mean(-1).sqrt().median())
 
 
 @torch.no_grad()

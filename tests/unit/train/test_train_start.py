@@ -10,6 +10,7 @@ import torch
 
 from dspec_lab.checkpoints.layout import write_checkpoint
 from dspec_lab.core.files import read_json
+from dspec_lab.models.protocol import Taps
 from dspec_lab.training.build import architecture, frequent_tokens, new_drafter, spread_layers, trainable
 from dspec_lab.training.target_reader import TargetReader
 from dspec_lab.training.train_config import DRAFTERS, TrainConfig, default_config, read_config
@@ -167,3 +168,24 @@ def test_same_seed_same_weights(tiny_target, tiny_config):
         return torch.cat([p.flatten() for p in new_drafter(arch, tiny_target, counts, seed).parameters()])
 
     assert torch.equal(drawn(3), drawn(3)) and not torch.equal(drawn(3), drawn(4))
+
+
+def test_mtp_starts_with_the_targets_stream(tiny_target, tiny_config):
+    """The final norm is undone though one of its weights is negative, so the stream's direction and size come back."""
+    counts = np.arange(89)
+    norm = tiny_target.weights.norm.clone()
+    try:
+        tiny_target.weights.norm[3] = -0.7
+        model = new_drafter(architecture(tiny_config("mtp"), tiny_target, counts), tiny_target, counts, seed=0)
+        warm_start(model, tiny_target)
+        with torch.no_grad():
+            rows = tiny_target.session(capacity=64, taps=Taps(layers=(2,), last_hidden=True)).extend(list(range(9, 29)))
+            entered = model.hnorm(rows.features.last_ND)
+            # the stream after the last layer, whose size is close to that before it
+            last = rows.features.last_ND / tiny_target.weights.norm
+        cosine = torch.nn.functional.cosine_similarity(entered, last)
+        assert cosine.min() > 0.999
+        size = entered.square().mean(-1).sqrt().median() / rows.features.tapped_NF.square().mean(-1).sqrt().median()
+        assert 0.4 < size < 2.5
+    finally:
+        tiny_target.weights.norm.copy_(norm)
