@@ -67,9 +67,19 @@ class Calibration:
         """Positions that have a map."""
         return len(self.maps)
 
-    def confidences(self, confidence_IG: Float[np.ndarray, "I G"]) -> Float[np.ndarray, "I G"]:
-        """Calibrated conditional chances of raw ones. They must be raw: nothing here can tell."""
-        return apply_maps(self.maps, confidence_IG)
+    @property
+    def reads_entropy(self) -> bool:
+        """Whether the maps read the draft's entropy beside its confidence."""
+        return self.method == "entropy"
+
+    def confidences(
+        self, confidence_IG: Float[np.ndarray, "I G"], entropy_IG: Float[np.ndarray, "I G"] | None = None
+    ) -> Float[np.ndarray, "I G"]:
+        """Calibrated conditional chances of raw ones. They must be raw: nothing here can tell.
+
+        `entropy_IG`, in bits, is that of the draft laws; entropy maps need it, the others do not look at it.
+        """
+        return apply_maps(self.maps, confidence_IG, entropy_IG)
 
     def apply(self, rounds: Rounds) -> Rounds:
         """The rounds with calibrated confidences; refuses rounds of another drafter or calibrated ones."""
@@ -77,7 +87,8 @@ class Calibration:
             raise ValueError(f"the confidences of {rounds.drafter!r} are calibrated already; a second time is wrong")
         if rounds.drafter != self.provenance.drafter:
             raise ValueError(f"fitted for the drafter {self.provenance.drafter!r}, got rounds of {rounds.drafter!r}")
-        return replace(rounds, confidence_IG=self.confidences(rounds.confidence_IG), calibrated=True)
+        calibrated_IG = self.confidences(rounds.confidence_IG, rounds.draft_entropy_IG)
+        return replace(rounds, confidence_IG=calibrated_IG, calibrated=True)
 
     def judge(self, rounds: Rounds, *, resamples: int = RESAMPLES) -> tuple[list[Score], list[Score]]:
         """Scores of survival (before, after) on rounds whose prompts the fit has not seen; refuses others."""

@@ -5,10 +5,12 @@ Both wrap the drafter, so decoding, evaluation and a batch use them without know
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from dspec_lab.calibration.calibration import Calibration
 from dspec_lab.calibration.records import CALIBRATED_MARK, THRESHOLD_MARK
@@ -40,7 +42,8 @@ class CalibratedDrafter:
 
     def _calibrated(self, proposal: Proposal) -> Proposal:
         raw_1G = np.array([_confidences(proposal)])
-        return replace(proposal, confidence_G=tuple(self.calibration.confidences(raw_1G)[0].tolist()))
+        entropy_1G = _entropies(proposal)[None] if self.calibration.reads_entropy else None
+        return replace(proposal, confidence_G=tuple(self.calibration.confidences(raw_1G, entropy_1G)[0].tolist()))
 
 
 def refuse_other_drafter(calibration: Calibration, name: str, drafter_hash: str | None = None) -> None:
@@ -111,6 +114,14 @@ def _confidences(proposal: Proposal) -> tuple[float, ...]:
     if proposal.confidence_G is None:
         raise ValueError("the drafter gives no confidences: it has no confidence head")
     return proposal.confidence_G
+
+
+def _entropies(proposal: Proposal) -> np.ndarray:
+    if proposal.draft_logits_GV is None:
+        raise ValueError("the calibration reads the draft's entropy, and the drafter gives no logits")
+    # in fp32, unlike a trace's, since it is paid for in every round; the difference is far below a bin
+    law_GV = torch.softmax(proposal.draft_logits_GV.float(), dim=-1)
+    return (torch.special.entr(law_GV).sum(-1) / math.log(2)).double().numpy(force=True)
 
 
 def dress_drafter(

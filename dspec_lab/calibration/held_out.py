@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from dspec_lab.calibration.maps import Method, PositionMap, apply_maps
+from dspec_lab.calibration.maps import EntropyMap, Method, PositionMap, apply_maps
 from dspec_lab.calibration.metrics import BINS
 from dspec_lab.calibration.records import Rounds, survival
 from dspec_lab.calibration.score import RESAMPLES, Score, mean_error, mean_error_bounds, score_survival
@@ -93,16 +93,25 @@ def held_out_confidences(
     after_IG, kept = np.full_like(rounds.confidence_IG, np.nan), True
     for fit, away_I in prompt_folds(rounds, folds=folds, seed=seed):
         maps = fit_maps(fit, method, bins=bins, labels=labels)
-        after_IG[away_I] = apply_maps(maps, rounds.confidence_IG[away_I])
+        after_IG[away_I] = apply_maps(maps, rounds.confidence_IG[away_I], rounds.draft_entropy_IG[away_I])
         kept = kept and keeps_order(maps, rounds.select(away_I))
     return after_IG, kept
 
 
 def keeps_order(maps: tuple[PositionMap, ...], rounds: Rounds) -> bool:
-    """Whether no map swaps two confidences of its position, and survival never rises along a round."""
-    after_IG = apply_maps(maps, rounds.confidence_IG)
+    """Whether no map swaps two confidences of its position, and survival never rises along a round.
+
+    An entropy map is asked the same of confidences with equal entropies: it may swap others, that is its use.
+    """
+    after_IG = apply_maps(maps, rounds.confidence_IG, rounds.draft_entropy_IG)
     for k in range(rounds.widest):
         there_I = rounds.proposed_IG[:, k]
+        if isinstance(maps[k], EntropyMap):
+            line_N = np.linspace(0, 1, 201)
+            for entropy in np.unique(rounds.draft_entropy_IG[there_I, k].round()):
+                if (np.diff(maps[k](line_N, np.full_like(line_N, entropy))) < 0).any():
+                    return False
+            continue
         order = np.argsort(rounds.confidence_IG[there_I, k], kind="stable")
         if (np.diff(after_IG[there_I, k][order]) < 0).any():
             return False

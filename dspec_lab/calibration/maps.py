@@ -1,4 +1,8 @@
-"""Order-preserving maps from a stated chance to a calibrated one, one per draft position."""
+"""Maps from a stated chance to a calibrated one, one per draft position.
+
+Three of them read the stated chance alone and keep its order. `EntropyMap` also reads the drafter's own entropy, so it
+keeps the order of the two taken together.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-Method = Literal["temperature", "platt", "isotonic"]
+Method = Literal["temperature", "platt", "isotonic", "entropy"]
 
 # traces keep confidences as float32, whose largest value below 1 is 1 - 6e-8
 EDGE = 1e-7
@@ -91,14 +95,58 @@ class IsotonicMap:
         return {"inputs": list(self.inputs), "outputs": list(self.outputs)}
 
 
-PositionMap: TypeAlias = TemperatureMap | PlattMap | IsotonicMap
+@dataclass(frozen=True, slots=True)
+class EntropyMap:
+    """sigmoid(slope logit(c) - weight H + bias), H the entropy in bits of the draft law at that position; both >= 0.
+
+    The confidence head is linear in what the draft layers know, the entropy of their law is not, so it can add to it.
+    H belongs to the law before the draw: like c it is a function of the drafts before, which losslessness needs.
+    """
+
+    slope: float
+    weight: float
+    bias: float
+    method = "entropy"
+
+    def __post_init__(self) -> None:
+        values = (self.slope, self.weight, self.bias)
+        if not (all(map(math.isfinite, values)) and self.slope >= 0 and self.weight >= 0):
+            raise ValueError(f"an entropy map needs finite numbers, slope and weight of at least 0, got {values}")
+
+    def __call__(
+        self, chance: Float[np.ndarray, "*N"], entropy_bits: Float[np.ndarray, "*N"]
+    ) -> Float[np.ndarray, "*N"]:
+        return sigmoid(self.slope * logit(chance) - self.weight * entropy_bits + self.bias)
+
+    def as_json(self) -> Any:
+        """Slope, weight and bias."""
+        return {"slope": self.slope, "weight": self.weight, "bias": self.bias}
 
 
-def apply_maps(maps: Sequence[PositionMap], confidence_IG: Float[np.ndarray, "I G"]) -> Float[np.ndarray, "I G"]:
-    """Each position's confidences through its map; `ValueError` for more positions than maps."""
+PositionMap: TypeAlias = TemperatureMap | PlattMap | IsotonicMap | EntropyMap
+
+
+def apply_maps(
+    maps: Sequence[PositionMap],
+    confidence_IG: Float[np.ndarray, "I G"],
+    entropy_IG: Float[np.ndarray, "I G"] | None = None,
+) -> Float[np.ndarray, "I G"]:
+    """Each position's confidences through its map; `ValueError` for more positions than maps.
+
+    `entropy_IG`, in bits, is what entropy maps read beside; without it they raise `ValueError`.
+    """
     if confidence_IG.shape[1] > len(maps):
         raise ValueError(f"calibrated for {len(maps)} positions, got {confidence_IG.shape[1]}")
-    return np.stack([maps[k](confidence_IG[:, k]) for k in range(confidence_IG.shape[1])], axis=1)
+    columns = []
+    for k in range(confidence_IG.shape[1]):
+        position_map = maps[k]
+        if not isinstance(position_map, EntropyMap):
+            columns.append(position_map(confidence_IG[:, k]))
+            continue
+        if entropy_IG is None or not np.isfinite(entropy_IG[:, k][np.isfinite(confidence_IG[:, k])]).all():
+            raise ValueError(f"the entropy map of position {k + 1} needs the draft's entropy, which is missing")
+        columns.append(position_map(confidence_IG[:, k], entropy_IG[:, k]))
+    return np.stack(columns, axis=1)
 
 
 def map_from_json(method: str, value: Any) -> PositionMap:
@@ -110,6 +158,8 @@ def map_from_json(method: str, value: Any) -> PositionMap:
             return PlattMap(float(value["slope"]), float(value["bias"]))
         if method == "isotonic" and isinstance(value, Mapping):
             return IsotonicMap(tuple(map(float, value["inputs"])), tuple(map(float, value["outputs"])))
+        if method == "entropy" and isinstance(value, Mapping):
+            return EntropyMap(float(value["slope"]), float(value["weight"]), float(value["bias"]))
     except (TypeError, KeyError) as error:
         raise ValueError(f"{value!r} is no {method} map: {error!r}") from error
     raise ValueError(f"{value!r} is no map of the method {method!r}")

@@ -1,4 +1,4 @@
-"""Sequential temperature scaling, and Platt and isotonic maps to compare it with.
+"""Sequential temperature scaling; Platt, isotonic and entropy maps to compare it with.
 
 Ref: DSpark (arXiv:2607.05147), section 3: for k = 1..gamma in order, search the temperature of c_k that minimises the
 calibration error of the survival a_k = prod_{i<=k} c_i, with the earlier positions fixed. The paper does not give the
@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dspec_lab.calibration.maps import (
+    EntropyMap,
     IsotonicMap,
     Method,
     PlattMap,
@@ -27,7 +28,8 @@ from dspec_lab.calibration.records import CALIBRATED_MARK, THRESHOLD_MARK, Round
 # temperatures 0.1 .. 10, one about 1.2 % above the last; 1 is among them
 GRID = np.geomspace(0.1, 10.0, 401)
 FEWEST_ROUNDS = 50  # below, twenty bins hold two or three rounds each
-FEWEST_OF_A_KIND = 5  # accepted, and rejected, for a Platt or isotonic map
+FEWEST_OF_A_KIND = 5  # accepted, and rejected, for a Platt, isotonic or entropy map
+PRIOR_VERDICTS = 4.0  # weight of the position before in an entropy map, which has three numbers to learn
 
 # outcome: 1 where drafts 1..k survived. expected: the same with the last verdict replaced by its known chance,
 # 1[1..k-1 survived] (1 - TV_k): the same mean given the confidences, and less noise
@@ -121,6 +123,43 @@ def fit_isotonic(rounds: Rounds) -> tuple[IsotonicMap, ...]:
     return tuple(maps)
 
 
+def fit_entropy(rounds: Rounds) -> tuple[EntropyMap, ...]:
+    """Slope, weight and bias per position, by penalised maximum likelihood of the verdicts on k where it was reached.
+
+    The penalty, half `PRIOR_VERDICTS` times the squared distance to the map of the position before (for the first: the
+    confidence as it is), keeps positions with few verdicts near it. A position with too few of them takes that map.
+    `ValueError` for a trace without the draft's entropies, or if the first position has too few verdicts.
+    """
+    from scipy.optimize import minimize
+
+    check_fit(rounds)
+    if not np.isfinite(rounds.draft_entropy_IG[rounds.proposed_IG]).all():
+        raise ValueError(f"the trace of {rounds.drafter!r} has no draft_entropy_bits for every draft")
+    sparse, maps, before = sparse_positions(rounds), list[EntropyMap](), np.array([1.0, 0.0, 0.0])
+    for k in range(rounds.widest):
+        if k in sparse and maps:
+            maps.append(maps[-1])
+            continue
+        logit_N, kept_N = _verdicts(rounds, k, "an entropy map")
+        entropy_N, sign_N = rounds.draft_entropy_IG[rounds.reached_IG[:, k], k], 2 * kept_N - 1
+
+        def loss(
+            parameters: np.ndarray,
+            x_N: np.ndarray = logit_N,
+            h_N: np.ndarray = entropy_N,
+            sign_N: np.ndarray = sign_N,
+            before: np.ndarray = before,
+        ) -> float:
+            score_N = parameters[0] * x_N - parameters[1] * h_N + parameters[2]
+            penalty = PRIOR_VERDICTS / 2 * float(np.square(parameters - before).sum())
+            return (float(np.logaddexp(0.0, -sign_N * score_N).sum()) + penalty) / len(sign_N)
+
+        found = minimize(loss, before, method="L-BFGS-B", bounds=[(0.0, None), (0.0, None), (None, None)])
+        before = found.x
+        maps.append(EntropyMap(*map(float, before)))
+    return tuple(maps)
+
+
 def _knots(inputs: np.ndarray, outputs: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     rising = np.concatenate([[True], np.diff(inputs) > 0])
     return tuple(inputs[rising].tolist()), tuple(np.maximum.accumulate(outputs[rising]).tolist())
@@ -136,11 +175,13 @@ def fit_maps(
         return fit_platt(rounds)
     if method == "isotonic":
         return fit_isotonic(rounds)
-    raise ValueError(f"method must be temperature, platt or isotonic, got {method!r}")
+    if method == "entropy":
+        return fit_entropy(rounds)
+    raise ValueError(f"method must be temperature, platt, isotonic or entropy, got {method!r}")
 
 
 def sparse_positions(rounds: Rounds) -> tuple[int, ...]:
-    """Positions, from 0, that have too few accepted or too few rejected drafts for a Platt or isotonic map."""
+    """Positions, from 0, that have too few accepted or too few rejected drafts for a map of their own."""
     kept_G = (rounds.reached_IG & rounds.survived_IG.astype(bool)).sum(0)
     fewest_G = np.minimum(kept_G, rounds.reached_IG.sum(0) - kept_G)
     return tuple(np.flatnonzero(fewest_G < FEWEST_OF_A_KIND).tolist())

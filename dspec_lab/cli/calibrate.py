@@ -8,7 +8,7 @@ from typing import Any
 
 from dspec_lab.cli.output import add_json_option, check_json_target, text_console, write_result
 
-METHODS = ("temperature", "platt", "isotonic")
+METHODS = ("temperature", "platt", "isotonic", "entropy")
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -203,6 +203,8 @@ def _words(position_map: Any) -> str:
         return f"T = {position_map.temperature:.2f}"
     if position_map.method == "platt":
         return f"{position_map.slope:.2f} x {position_map.bias:+.2f}"
+    if position_map.method == "entropy":
+        return f"{position_map.slope:.2f} x - {position_map.weight:.2f} H {position_map.bias:+.2f}"
     return f"{len(position_map.inputs)} knots"
 
 

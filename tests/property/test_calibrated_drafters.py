@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from dspec_lab.calibration.calibration import Calibration, fit_calibration
@@ -14,11 +15,12 @@ from dspec_lab.calibration.drafters import (
     kept_length,
     refuse_other_drafter,
 )
-from dspec_lab.calibration.maps import TemperatureMap
+from dspec_lab.calibration.maps import EntropyMap, TemperatureMap
 from dspec_lab.calibration.records import rounds_of_rows
 from dspec_lab.calibration.sts import fit_temperatures
 from dspec_lab.calibration.synthetic import synthetic_rounds
 from dspec_lab.config import DecodeConfig
+from dspec_lab.core.types import Proposal
 from dspec_lab.drafters.autoregressive import AutoregressiveDrafter
 from dspec_lab.models.toy import TableTarget
 from dspec_lab.verifier.decode import generate
@@ -147,6 +149,43 @@ def test_a_batch_uses_the_same_view(calibration):
         alone = generate(target, drafter, [i, 1], config, request_id=str(i))
         assert together[str(i)].token_ids == alone.token_ids
         assert [r.confidence for r in together[str(i)].rounds] == [r.confidence for r in alone.rounds]
+
+
+def test_a_cut_by_confidence_and_entropy_keeps_the_law(calibration):
+    """The entropy is that of the law before the draw, so it may decide; the view gives what the maps give."""
+    target = tiny_decoder(3, seed=1)
+    dspark = NEURAL_DRAFTERS["dspark"](target)
+    joint = replace(
+        calibration,
+        method="entropy",
+        maps=(EntropyMap(1.0, 0.7, 0.5), EntropyMap(0.5, 0.2, 0.1)),
+        provenance=replace(calibration.provenance, drafter="dspark"),
+    )
+    config = DecodeConfig(gamma=2, max_new_tokens=12, temperature=1.0)
+    raw = generate(target, dspark, [1, 2], config, trace=True)
+    seen = generate(target, CalibratedDrafter(dspark, joint), [1, 2], config, trace=True)
+    for before, after in zip(raw.rounds, seen.rounds, strict=True):
+        wanted = [
+            joint.maps[k](np.array([c]), np.array([h])).item()
+            for k, (c, h) in enumerate(zip(before.confidence, before.draft_entropy_bits, strict=True))
+        ]
+        assert after.confidence == pytest.approx(wanted, abs=1e-5) and after.draft_ids == before.draft_ids
+    first = sorted(record.confidence[0] for record in seen.rounds if record.gamma == 2)
+    widths = set()
+
+    def run(chooser):
+        drafter = dress_drafter(dspark, calibration=joint, threshold=first[len(first) // 2])
+        result = generate(target, drafter, [1, 2], replace(config, max_new_tokens=3), chooser=chooser)
+        widths.update(record.gamma for record in result.rounds)
+        return tuple(result.token_ids)
+
+    found = output_law(run)
+    short = replace(config, max_new_tokens=3)
+    plain = output_law(lambda chooser: tuple(generate(target, None, [1, 2], short, chooser=chooser).token_ids))
+    assert max_deviation(found, plain)[0] < 1e-5 and len(widths) >= 2
+    with pytest.raises(ValueError, match="the drafter gives no logits"):
+        view = CalibratedDrafter(ConfidentDrafter(DRAFT), replace(joint, provenance=calibration.provenance))
+        view._calibrated(Proposal((1,), confidence_G=(0.5,)))
 
 
 def test_a_second_application_is_refused(calibration):
