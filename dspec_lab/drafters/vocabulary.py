@@ -134,8 +134,8 @@ class DraftModel(nn.Module):
         if self.target_ids_W is None:
             return probs_NW
         probs_NV = probs_NW.new_zeros(probs_NW.shape[0], self.vocab_size)
-        probs_NV[:, self.target_ids_W] = probs_NW
-        return probs_NV
+        # half the time of an indexed assignment
+        return probs_NV.scatter_(1, self.target_ids_W.expand(probs_NW.shape[0], -1), probs_NW)
 
     def _logits(self, hidden: Tensor, head: Tensor) -> Tensor:
         logits = linear(hidden, head)
