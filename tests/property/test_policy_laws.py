@@ -167,7 +167,7 @@ def joint_deviation(policy, *, gate: bool) -> tuple[float, set[tuple[int, ...]]]
 
 
 @pytest.mark.parametrize(
-    ("policy", "gate"), 
+    ("policy", "gate"),
     [(EarlyStop(SHARED), False), (EarlyStop(SHARED), True), (Delayed(SHARED), True)],
     ids=["early-stop", "early-stop, gated", "delayed, gated"],
 )
