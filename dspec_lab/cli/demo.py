@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from dspec_lab.core.files import write_bytes
     from dspec_lab.evaluation.drafters import available, build_drafters
     from dspec_lab.evaluation.evaluate import DTYPE_NAMES, evaluate, rows_as_dicts
+    from dspec_lab.evaluation.lengths import within_reach
     from dspec_lab.evaluation.prompts import load_prompts
     from dspec_lab.evaluation.report import NOTE, eval_table
     from dspec_lab.plots.style import png_bytes
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         rows = evaluate(
             target, tokenizer, drafters, prompts, config, repeats=args.repeats,
             # one pass a drafted token: a long draft of an untrained model would only cost time
-            gammas={"autoregressive": min(3, args.gamma)},
+            gammas=within_reach(drafters, args.gamma) | {"autoregressive": min(3, args.gamma)},
             progress=lambda done, total, what: bar.update(task, completed=done, total=total, description=what),
         )  # fmt: skip
     console.print(eval_table(rows, f"{target.name}, {dtype}"))

@@ -16,6 +16,7 @@ from dspec_lab.cli.options import (
     load_models,
 )
 from dspec_lab.cli.output import add_json_option, check_json_target, text_console, write_result
+from dspec_lab.evaluation.lengths import USUAL_GAMMA, side_by_side, within_reach
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -33,7 +34,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--trace", metavar="FILE", help="also record rounds, with laws and entropies, to a Parquet file"
     )
-    add_decode_options(parser, max_new_tokens=128)
+    add_decode_options(parser, max_new_tokens=128, several_lengths=True)
     add_confidence_options(parser)
     add_target_options(parser)
     add_json_option(parser)
@@ -52,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
     check_json_target(args.json)
     names = check_names(drafter_list(args.drafters))
     calibration = check_confidence(args, names)
-    configs = [decode_config(args, temperature=value) for value in temperatures(args.temperature)]
+    lengths = None if args.gamma is None else draft_lengths(args.gamma)
+    longest = USUAL_GAMMA if lengths is None else max(lengths)
+    configs = [decode_config(args, gamma=longest, temperature=value) for value in temperatures(args.temperature)]
     if args.repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {args.repeats}")
     if args.trace is not None and not Path(args.trace).resolve().parent.is_dir():
@@ -60,6 +63,9 @@ def run(args: argparse.Namespace) -> int:
     prompts = load_prompts(args.prompts, args.samples)
     target, tokenizer = load_models(args)
     drafters = dressed(build_drafters(names, target, draft_model=args.draft_model), names, args, calibration)
+    gammas = within_reach(drafters)
+    if lengths is not None:
+        drafters, gammas = side_by_side(drafters, lengths)
 
     from rich.progress import Progress
 
@@ -80,8 +86,9 @@ def run(args: argparse.Namespace) -> int:
                 bar.update(task, completed=done, total=total, description=what)
 
             rows += evaluate(
-                target, tokenizer, drafters, prompts, config, repeats=args.repeats, progress=report, traces=traces
-            )
+                target, tokenizer, drafters, prompts, config, repeats=args.repeats, gammas=gammas, progress=report,
+                traces=traces,
+            )  # fmt: skip
     console.print(eval_table(rows, f"{target.name}, {DTYPE_NAMES[str(target.dtype)]}"))
     console.print(NOTE)
     worth = worth_rows(rows)
@@ -106,6 +113,16 @@ def run(args: argparse.Namespace) -> int:
     result = {"rows": rows_as_dicts(rows), "paired": paired, "worth": [asdict(entry) for entry in worth]}
     write_result(args.json, {**result, "run": record})
     return 1 if any(row.outputs_equal_plain is False for row in rows) else 0
+
+
+def draft_lengths(text: str) -> list[int]:
+    """Draft lengths of a comma-separated list; `ValueError` names what is no whole number of at least 1."""
+    values = []
+    for part in text.split(","):
+        if not part.strip().isdigit() or int(part) < 1:
+            raise ValueError(f"gamma must be a whole number of at least 1, got {part!r}")
+        values.append(int(part))
+    return values
 
 
 def temperatures(text: str) -> list[float]:

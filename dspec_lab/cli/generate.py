@@ -15,6 +15,7 @@ from dspec_lab.cli.options import (
     decode_config,
     dressed,
     load_models,
+    within_reach,
 )
 from dspec_lab.cli.output import add_json_option, check_json_target, text_console, write_result
 
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if not plain:
         built = build_drafters([args.drafter], target, draft_model=args.draft_model)
         (drafter,) = dressed(built, [args.drafter], args, calibration).values()
+    config = within_reach(config, drafter, args)
     prompt_ids = list(tokenizer(text)["input_ids"]) if args.raw else encode_chat(tokenizer, [text])
     console = text_console(args.json)
     shown = RoundPrinter(console, tokenizer) if args.show_rounds else TextPrinter(console, tokenizer, args.stop)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dspec_lab.config import VERIFICATIONS, DecodeConfig
+from dspec_lab.evaluation.lengths import USUAL_GAMMA
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
@@ -19,10 +21,14 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--draft-model", metavar="MODEL", help="model folder or hub name for the drafter autoregressive")
 
 
-def add_decode_options(parser: argparse.ArgumentParser, *, max_new_tokens: int) -> None:
-    """The settings of `DecodeConfig`, temperature apart."""
+def add_decode_options(parser: argparse.ArgumentParser, *, max_new_tokens: int, several_lengths: bool = False) -> None:
+    """The settings of `DecodeConfig`, temperature apart. With `several_lengths` `--gamma` is a list, read as text."""
     group = parser.add_argument_group("decoding")
-    group.add_argument("--gamma", type=int, default=7, help="drafted tokens per round (default: 7)")
+    usual = f"default: {USUAL_GAMMA}, or as many as the drafter was trained for"
+    if several_lengths:
+        group.add_argument("--gamma", help=f"drafted tokens per round, one or several separated by commas ({usual})")
+    else:
+        group.add_argument("--gamma", type=int, help=f"drafted tokens per round ({usual})")
     group.add_argument("--top-k", type=int, default=0, help="keep the k most likely tokens; 0 keeps all (default)")
     group.add_argument("--top-p", type=float, default=1.0, help="keep the most likely tokens of this mass (default: 1)")
     group.add_argument("--max-new-tokens", type=int, default=max_new_tokens, help=f"default: {max_new_tokens}")
@@ -31,9 +37,9 @@ def add_decode_options(parser: argparse.ArgumentParser, *, max_new_tokens: int) 
 
 
 def decode_config(args: argparse.Namespace, **more: Any) -> DecodeConfig:
-    """The `DecodeConfig` of parsed options; `ValueError` names a bad value."""
+    """The `DecodeConfig` of parsed options; `ValueError` names a bad value. Without `--gamma` the usual length."""
     return DecodeConfig(
-        gamma=args.gamma,
+        gamma=more.pop("gamma", USUAL_GAMMA if args.gamma is None else args.gamma),
         top_k=args.top_k,
         top_p=args.top_p,
         max_new_tokens=args.max_new_tokens,
@@ -41,6 +47,13 @@ def decode_config(args: argparse.Namespace, **more: Any) -> DecodeConfig:
         seed=args.seed,
         **more,
     )
+
+
+def within_reach(config: DecodeConfig, drafter: Any, args: argparse.Namespace) -> DecodeConfig:
+    """`config` as it is where `--gamma` was given; else with no more tokens a round than the drafter can draft."""
+    if args.gamma is not None or drafter is None or drafter.max_gamma is None:
+        return config
+    return replace(config, gamma=min(config.gamma, drafter.max_gamma))
 
 
 def drafter_list(text: str) -> tuple[str, ...]:

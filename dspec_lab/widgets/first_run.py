@@ -92,7 +92,7 @@ class FirstRunPanel(Panel[FirstRunState, FirstRunResult]):
         self._target, self._tokenizer = target, tokenizer
         self._drafters, self._examples = dict(drafters), dict(examples)
         self._plain_runs: dict[tuple[str, int, int], Generation] = {}
-        self._seed, self._max_new_tokens = 0, max_new_tokens
+        self._seed, self._max_new_tokens, self._settling = 0, max_new_tokens, False
         self._make_controls(gamma, temperature)
         self.text, self.numbers, self.bars = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
         settings = ipywidgets.HBox(
@@ -182,9 +182,10 @@ class FirstRunPanel(Panel[FirstRunState, FirstRunResult]):
         self.drafter = ipywidgets.Dropdown(
             options=list(self._drafters), description="Drafter", style=LABEL_STYLE, layout=RIGID
         )
+        longest = self._reach(self.drafter.value)
         self.draft_length = ipywidgets.IntSlider(
-            value=gamma, min=1, max=MAX_GAMMA, description="Draft length", continuous_update=False, style=LABEL_STYLE,
-            layout=RIGID,
+            value=min(gamma, longest), min=1, max=longest, description="Draft length", continuous_update=False,
+            style=LABEL_STYLE, layout=RIGID,
         )  # fmt: skip
         self.temperature = ipywidgets.FloatSlider(
             value=temperature, min=0.0, max=MAX_TEMPERATURE, step=0.1, description="Temperature", readout_format=".1f",
@@ -196,7 +197,20 @@ class FirstRunPanel(Panel[FirstRunState, FirstRunResult]):
         if change["new"] in self._examples:
             self.prompt.value = self._examples[change["new"]]
 
+    def _reach(self, name: str) -> int:
+        """The longest proposal of a drafter, within the slider's own limit."""
+        return min(MAX_GAMMA, self._drafters[name].max_gamma or MAX_GAMMA)
+
     def _on_change(self, change: Any) -> None:
+        if self._settling:
+            return
+        if change["owner"] is self.drafter:
+            # a shorter reach moves the slider too; that is one change, not two
+            self._settling = True
+            try:
+                self.draft_length.max = self._reach(self.drafter.value)
+            finally:
+                self._settling = False
         if change["owner"] is self.prompt:
             names = [name for name, text in self._examples.items() if text == self.prompt.value]
             self.example.value = names[0] if names else OWN_TEXT

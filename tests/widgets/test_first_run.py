@@ -37,6 +37,13 @@ class ShortDrafter(AutoregressiveDrafter):
     max_gamma = 3
 
 
+class BrokenDrafter(AutoregressiveDrafter):
+    """Cannot start."""
+
+    def start(self, target, *, capacity):
+        raise ValueError("no such weights")
+
+
 TARGET = TableTarget.random(len(LETTERS), order=2, sharpness=2.0, seed=1)
 DRAFT = TableTarget.random(len(LETTERS), order=1, sharpness=2.0, seed=2)
 
@@ -46,6 +53,7 @@ def make(**options) -> FirstRunPanel:
         "prompt_lookup": PromptLookupDrafter(),
         "autoregressive": AutoregressiveDrafter(DRAFT),
         "short": ShortDrafter(DRAFT, name="short"),
+        "broken": BrokenDrafter(DRAFT, name="broken"),
     }
     return FirstRunPanel(TARGET, LetterTokenizer(), drafters, EXAMPLES, **options)
 
@@ -219,12 +227,23 @@ def test_an_error_is_shown_and_raised_again_and_goes_with_the_next_good_state():
 
 def test_an_error_while_decoding_is_shown_too():
     shown = make(gamma=5)
-    with pytest.raises(ValueError, match="short drafts at most 3 tokens a round, got gamma 5"):
-        shown.drafter.value = "short"
-    assert "drafts at most 3 tokens" in shown.error.value
+    with pytest.raises(ValueError, match="no such weights"):
+        shown.drafter.value = "broken"
+    assert "no such weights" in shown.error.value
     # going back to what is still shown clears it
     shown.drafter.value = "prompt_lookup"
     assert shown.error.value == "" and "Up to date" in shown.status.value
+
+
+def test_the_draft_length_follows_the_drafters_reach():
+    shown = make(gamma=5)
+    drawn = []
+    shown._draw = lambda state, draw=shown._draw: (drawn.append(state.gamma), draw(state))
+    shown.drafter.value = "short"
+    assert (shown.draft_length.max, shown.draft_length.value, shown.state().gamma) == (3, 3, 3)
+    assert drawn == [3], "one change, one run"
+    shown.drafter.value = "prompt_lookup"
+    assert (shown.draft_length.max, shown.draft_length.value) == (first_run.MAX_GAMMA, 3)
 
 
 def test_messages_of_the_error_are_escaped():
