@@ -4,7 +4,7 @@ All rows are flattened into one; which row sees which is carried by markers, not
 drafter, seed, temperature, caps and random streams, and join or leave between rounds. Those that share a block drafter
 draft in one pass (`drafters.together`). Otherwise each request runs the code that a single one runs
 (`verifier.request.Request`), so its output does not depend on its neighbours: on the CPU's native row ops bit for bit,
-elsewhere up to rounding.
+elsewhere up to rounding. There a pass of more rows than the compiled product takes (`MANY_ROWS`) is run in parts.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dspec_lab.core.streams import RandomStreams
 from dspec_lab.core.types import Generation, Proposal
 from dspec_lab.drafters.protocol import Drafter
 from dspec_lab.drafters.together import Drafted, propose_together
+from dspec_lab.kernels.native_rows import MANY_ROWS
 from dspec_lab.kernels.rows import BLOCK, RowMarkers
 from dspec_lab.models.decoder import DecoderSession, LeanDecoder
 from dspec_lab.models.protocol import Features, Taps, TargetRows
@@ -69,6 +70,7 @@ class RaggedBatch:
     ) -> None:
         self.target, self._tokenizer, self._policy, self._gate = target, tokenizer, policy, gate
         self._active: dict[str, Request] = {}
+        self._ended: dict[str, Generation] = {}  # not handed out yet
         self.rounds: list[BatchRound] = []
 
     def __len__(self) -> int:
@@ -96,10 +98,18 @@ class RaggedBatch:
         return self._active.pop(request_id).result
 
     def step(self) -> dict[str, Generation]:
-        """One round for every active request; the results of those that ended."""
-        if not self._active:
-            return {}
-        requests = list(self._active.values())
+        """One round for every active request; the results of those that ended.
+
+        A request that cannot be settled (its rows are not finite, say) is taken out and its error raised, with its id
+        in a note. The others have had their round and may go on; results of those that ended come with the next call.
+        """
+        if self._active:
+            self._round()
+        ended, self._ended = self._ended, {}
+        return ended
+
+    def _round(self) -> None:
+        names, requests = list(self._active), list(self._active.values())
         start = time.perf_counter()
         if self._gate is not None:
             for request, length in zip(requests, self._gate(requests), strict=True):
@@ -116,11 +126,20 @@ class RaggedBatch:
         verified = time.perf_counter()
         # a request's share of the pass, by its rows
         per_row = (verified - drafted) / sum(map(len, feeds))
-        ended = {}
-        for request_id, request, feed, mine in zip(list(self._active), requests, feeds, rows, strict=True):
-            if request.take(mine, per_row * len(feed)):
-                ended[request_id] = request.result
-                del self._active[request_id]
+        failed: dict[str, Exception] = {}
+        for i, (name, request) in enumerate(zip(names, requests, strict=True)):
+            # whoever is shown tokens (`on_tokens`) may take requests out, this one too
+            if self._active.get(name) is not request:
+                continue
+            try:
+                over = request.take(rows[i], per_row * len(feeds[i]))
+            except Exception as error:
+                # raised below, when the neighbours are settled
+                self._active.pop(name, None)
+                failed[name] = error
+                continue
+            if over and self._active.get(name) is request:
+                self._ended[name] = self._active.pop(name).result
         self.rounds.append(
             BatchRound(
                 requests=len(requests),
@@ -132,7 +151,10 @@ class RaggedBatch:
                 drafted=sum(drafts),
             )
         )
-        return ended
+        if failed:
+            error = next(iter(failed.values()))
+            error.add_note(f"in {', '.join(map(repr, failed))} of the batch")
+            raise error
 
 
 def _draft(requests: Sequence[Request]) -> list[tuple[int, ...]]:
@@ -150,7 +172,8 @@ def _draft(requests: Sequence[Request]) -> list[tuple[int, ...]]:
 def extend_ragged(sessions: Sequence[DecoderSession], feeds: Sequence[Sequence[int]]) -> list[TargetRows]:
     """Feed `feeds[i]` to session i, all in one pass; the rows of each, as its own `extend` would give them.
 
-    The sessions must belong to one decoder. Raises `ValueError` for an empty feed or one that does not fit its cache.
+    The native row ops take `MANY_ROWS` rows a pass: more are run in parts, each of whole feeds. The sessions must
+    belong to one decoder and differ. Raises `ValueError` for an empty feed or one that does not fit its cache.
     """
     if len(sessions) != len(feeds) or not sessions:
         raise ValueError(f"{len(sessions)} sessions but {len(feeds)} feeds")
@@ -162,6 +185,31 @@ def extend_ragged(sessions: Sequence[DecoderSession], feeds: Sequence[Sequence[i
             raise ValueError(
                 f"session {i}: {len(feed)} tokens after {session.length} do not fit a cache of {session.cache.capacity}"
             )
+    caches = len({id(session.cache) for session in sessions})
+    if caches != len(sessions):
+        raise ValueError(f"{len(sessions)} sessions share {caches} caches; each needs one of its own")
+    found = list[TargetRows]()
+    for part in _parts([len(feed) for feed in feeds], MANY_ROWS if decoder.ops.name == "native" else None):
+        found += _one_pass(decoder, sessions[part], feeds[part])
+    return found
+
+
+def _parts(counts: Sequence[int], most: int | None) -> list[slice]:
+    """Runs of neighbours with at most `most` rows together, or one of more rows alone; all in one run for None."""
+    if most is None:
+        return [slice(0, len(counts))]
+    parts, begin, rows = [], 0, 0
+    for i, count in enumerate(counts):
+        if rows and rows + count > most:
+            parts.append(slice(begin, i))
+            begin, rows = i, 0
+        rows += count
+    return [*parts, slice(begin, len(counts))]
+
+
+def _one_pass(
+    decoder: LeanDecoder, sessions: Sequence[DecoderSession], feeds: Sequence[Sequence[int]]
+) -> list[TargetRows]:
     owner, place = [], []
     for i, (session, feed) in enumerate(zip(sessions, feeds, strict=True)):
         owner += [i] * len(feed)

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from dspec_lab.config import DecodeConfig
+from dspec_lab.core.sampling import NonFiniteLogitsError
 from dspec_lab.drafters.autoregressive import AutoregressiveDrafter
 from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
+from dspec_lab.kernels.native_rows import MANY_ROWS
 from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.models.family import model_spec
 from dspec_lab.models.weights import DecoderWeights, LayerWeights
+from dspec_lab.verifier import ragged
 from dspec_lab.verifier.decode import generate
 from dspec_lab.verifier.ragged import BatchRequest, RaggedBatch, extend_ragged, generate_batch
 
@@ -143,6 +146,76 @@ def test_a_policy_shortens_drafts_and_keeps_greedy_text() -> None:
         assert results[wanted.request_id].token_ids == plain.token_ids
 
 
+@pytest.mark.parametrize("requests", [17, 33])
+def test_more_rows_than_one_product_takes_change_nothing(requests: int) -> None:
+    target = tiny_decoder(1)
+    if target.ops.name != "native":
+        pytest.skip("rows are the same bits on the compiled row ops only")
+    feeds = [[(7 * i + 3 * j) % 61 for j in range(8)] for i in range(requests)]
+    together, alone = [], []
+    for i in range(requests):
+        for held in (together, alone):
+            held.append(target.session(capacity=64))
+            held[-1].extend([(5 * i + j) % 61 for j in range(1 + i)])
+    assert sum(map(len, feeds)) > MANY_ROWS
+    for got, shared, session, feed in zip(extend_ragged(together, feeds), together, alone, feeds, strict=True):
+        assert torch.equal(got.logits_JV, session.extend(feed).logits_JV)
+        assert shared.length == session.length
+
+
+def test_requests_may_leave_while_tokens_are_shown() -> None:
+    target = tiny_decoder()
+    config = DecodeConfig(max_new_tokens=6, ignore_eos=True)
+    batch, left = RaggedBatch(target), {}
+
+    def cancel(*names: str):  # type: ignore[no-untyped-def]
+        # the batch is asked for whoever is in it: not yet while the prompt is read
+        return lambda tokens, sources: left.update({n: batch.leave(n) for n in names if n not in left and batch.rounds})
+
+    asked = {"itself": cancel("itself"), "other": cancel("victim"), "victim": None, "stays": None}
+    for i, (name, on_tokens) in enumerate(asked.items()):
+        wanted = BatchRequest(request_id=name, prompt_ids=(1 + i, 3), config=config, on_tokens=on_tokens)
+        assert batch.join(wanted) is None
+    results: dict = {}
+    while len(batch):
+        results |= batch.step()
+    assert set(left) == {"itself", "victim"} and set(results) == {"other", "stays"}
+    assert len(left["victim"].token_ids) == 2  # nothing was added after it left
+    for name, prompt in (("other", (2, 3)), ("stays", (4, 3))):
+        assert results[name].token_ids == generate(target, None, prompt, config).token_ids
+
+
+def test_a_request_that_fails_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_decoder(2)
+    config = DecodeConfig(gamma=3, max_new_tokens=14, temperature=1.0, ignore_eos=True)
+    drafter = AutoregressiveDrafter(target.keep_layers([0, 1], name="shallow"))
+    requests = [
+        BatchRequest(request_id=f"r{i}", prompt_ids=(1 + i, 3), config=config, drafter=drafter) for i in range(3)
+    ]
+    # the first ends in the very round in which the second fails
+    requests[0] = replace(requests[0], config=replace(config, max_new_tokens=2))
+    batch = RaggedBatch(target)
+    assert [batch.join(wanted) for wanted in requests] == [None] * 3
+    real = ragged.extend_ragged
+
+    def broken(sessions, feeds):  # type: ignore[no-untyped-def]
+        rows = real(sessions, feeds)
+        return [rows[0], replace(rows[1], logits_JV=rows[1].logits_JV * float("nan")), *rows[2:]]
+
+    monkeypatch.setattr(ragged, "extend_ragged", broken)
+    with pytest.raises(NonFiniteLogitsError) as caught:
+        batch.step()
+    assert caught.value.__notes__ == ["in 'r1' of the batch"]
+    monkeypatch.setattr(ragged, "extend_ragged", real)
+    results: dict = {}
+    while len(batch):
+        results |= batch.step()
+    assert set(results) == {"r0", "r2"}
+    for wanted in (requests[0], requests[2]):
+        alone = generate(target, drafter, wanted.prompt_ids, wanted.config, request_id=wanted.request_id)
+        assert results[wanted.request_id].token_ids == alone.token_ids
+
+
 def test_bad_batches_are_refused_by_name() -> None:
     target = tiny_decoder()
     first, second = mixed_requests(target, 2)
@@ -155,3 +228,8 @@ def test_bad_batches_are_refused_by_name() -> None:
     small = target.session(capacity=4)
     with pytest.raises(ValueError, match="33 tokens after 0 do not fit a cache of 32"):
         extend_ragged([small], [[1] * 33])
+    with pytest.raises(ValueError, match="0 tokens after 0 do not fit"):
+        extend_ragged([small], [[]])
+    with pytest.raises(ValueError, match="2 sessions share 1 caches"):
+        extend_ragged([small, small], [[1], [2]])
+    assert small.length == 0
