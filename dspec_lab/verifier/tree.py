@@ -231,7 +231,8 @@ def generate_tree(
         target, drafter, prompt_ids, config, chooser or RandomStreams(config.seed, request_id), tokenizer=tokenizer
     )
     request.width = width
-    request.make_room(config.gamma * width)
+    # at most gamma x width + 1 rows are fed where gamma + 1 tokens are still wanted
+    request.make_room(config.gamma * (width - 1))
     request.begin()
     while not request.ended:
         request.tree_round()
@@ -292,7 +293,8 @@ class TreeRequest(Request):
                 round=self._round_index,
                 context_tokens=known,
                 gamma=positions,
-                draft_ids=proposal.token_ids[:positions],
+                # an accepted candidate beside the chain stands where the chain's token was
+                draft_ids=(*kept[: len(path)], *proposal.token_ids[len(path) : positions]),
                 num_accepted=len(path),
                 num_committed=len(tokens),
                 next_token=tokens[-1],

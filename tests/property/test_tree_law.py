@@ -79,6 +79,19 @@ def test_width_one_is_the_chain(temperature: float) -> None:
     assert [r.num_accepted for r in tree.rounds] == [r.num_accepted for r in chain.rounds]
 
 
+def test_a_tree_of_width_one_needs_no_more_room_than_the_chain() -> None:
+    target = tiny_decoder(40, seed=3)
+    drafter = AutoregressiveDrafter(target.keep_layers([0], name="shallow"))
+    config = DecodeConfig(gamma=4, max_new_tokens=10, ignore_eos=True)
+    fits = target.max_context - config.max_new_tokens
+    prompt = [(3 * i) % 40 for i in range(fits)]
+    for width, room in ((1, 0), (2, 4), (3, 8)):
+        found = generate_tree(target, drafter, prompt[room:], config, width=width)
+        assert found.token_ids == generate(target, None, prompt[room:], config).token_ids
+        with pytest.raises(ValueError, match="64"):
+            generate_tree(target, drafter, [1, *prompt[room:]], config, width=width)
+
+
 @pytest.mark.parametrize("width", [2, 3, 5])
 def test_greedy_text_is_plain_text_and_wider_trees_accept_no_less(width: int) -> None:
     target = tiny_decoder(40, seed=5)
@@ -91,6 +104,11 @@ def test_greedy_text_is_plain_text_and_wider_trees_accept_no_less(width: int) ->
     assert 0 < tree.num_accepted < tree.num_proposed
     assert len(tree.rounds) <= len(chain.rounds)
     assert all(r.verified_rows == 1 + width * r.gamma for r in tree.rounds)
+    at = 1
+    for r in tree.rounds:
+        # the accepted drafts are those of the path, also where it left the chain
+        assert list(r.draft_ids[: r.num_accepted]) == tree.token_ids[at : at + r.num_accepted]
+        at += r.num_committed
 
 
 def test_a_tree_pass_gives_the_rows_of_its_paths_and_keeps_one() -> None:
