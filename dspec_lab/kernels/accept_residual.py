@@ -7,6 +7,7 @@ The law is that of `core/rejection.py`, applied request by request to rows of tw
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from dspec_lab.config import SamplingConfig
 from dspec_lab.core.rejection import accept_probs, residual_probs
 from dspec_lab.core.sampling import law
 from dspec_lab.core.streams import inverse_cdf
-from dspec_lab.kernels.faults import Fault, encode
+from dspec_lab.kernels.faults import Fault, encode, legal_temperature
 
 # rows of probabilities must sum to 1 within this; bf16 rows over a large vocabulary miss it by about half
 MASS_TOLERANCE = 0.02
@@ -62,8 +63,8 @@ def accept_residual_rows(
         if not rows_fit:
             outcome.append((0, -1, encode(0, Fault.LENGTH)))
             continue
-        temperature = None if temperature_B is None else float(temperature_B[b])
-        if temperature is not None and not (temperature == 0 or 1e-5 <= temperature < float("inf")):
+        temperature = None if temperature_B is None else legal_temperature(float(temperature_B[b]))
+        if temperature is not None and math.isnan(temperature):
             outcome.append((0, -1, encode(0, Fault.TEMPERATURE)))
             continue
         target_JV = target_NV[t_starts[b] : t_starts[b] + length + 1]

@@ -5,6 +5,7 @@ A code is 0 for a good request, else 8 * position + kind: the first bad draft po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import IntEnum
 
@@ -35,6 +36,17 @@ MEANING = {
     Fault.TEMPERATURE: "the temperature is neither 0 nor in [1e-5, inf)",
     Fault.SURVIVAL: "a survival product lies outside [0, 1] or above the one before it",
 }
+
+
+# the lowest temperature of `SamplingConfig`, and the little less that fp32 holds it as
+LEAST, LEAST_FP32 = 1e-5, 9.999999747378752e-06
+
+
+def legal_temperature(temperature: float) -> float:
+    """`temperature` if it is 0 or in [1e-5, inf), where 1e-5 in fp32 counts as 1e-5; NaN for any other."""
+    if temperature == LEAST_FP32:
+        return LEAST
+    return temperature if temperature == 0 or LEAST <= temperature < math.inf else math.nan
 
 
 def encode(position: int, kind: Fault) -> int:

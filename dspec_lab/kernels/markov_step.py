@@ -5,6 +5,7 @@ The logits that come back are the ones the token was drawn from: hand them on as
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from dspec_lab.config import SamplingConfig
 from dspec_lab.core.sampling import law
 from dspec_lab.core.streams import inverse_cdf
-from dspec_lab.kernels.faults import Fault, encode
+from dspec_lab.kernels.faults import Fault, encode, legal_temperature
 
 
 class StepResult(NamedTuple):
@@ -63,7 +64,8 @@ def _step(
 ) -> StepResult:
     logits_BV = base_BV.float() + latent_BR.float() @ w2_VR.float().T
     tokens, faults, lse = [], [], []
-    for b, (temperature, uniform) in enumerate(zip(temperature_B.tolist(), uniform_B.tolist(), strict=True)):
+    temperatures = map(legal_temperature, temperature_B.tolist())
+    for b, (temperature, uniform) in enumerate(zip(temperatures, uniform_B.tolist(), strict=True)):
         fault = _fault(known[b], logits_BV[b], temperature, uniform)
         faults.append(fault)
         if fault:
@@ -86,6 +88,6 @@ def _fault(known: bool, logits_V: Tensor, temperature: float, uniform: float) ->
         return encode(0, Fault.TOKEN_ID)
     if not bool(torch.isfinite(logits_V.max())):
         return encode(0, Fault.DRAFT_ROW)
-    if not (temperature == 0 or 1e-5 <= temperature < float("inf")):
+    if math.isnan(temperature):
         return encode(0, Fault.TEMPERATURE)
     return 0 if 0 <= uniform < 1 else encode(0, Fault.UNIFORM)

@@ -57,7 +57,8 @@ def admit_top_k(survival_BG: Tensor, lens_B: Tensor, budget: int, block_n: int =
     num_admitted_B = torch.empty(B, dtype=torch.int64, device=survival_BG.device)
     fault_B = torch.empty_like(num_admitted_B)
     if G == 0:
-        return num_admitted_B.zero_(), fault_B.zero_()
+        # nothing to launch for; a length of other than 0 is out of range (fault 4) here too
+        return num_admitted_B.zero_(), fault_B.copy_(4 * (lens_B != 0))
     launch(
         _admit_kernel,
         (B,),

@@ -232,3 +232,16 @@ def test_verification_vectors_in_the_kernel(kernel_device):
     batch, case = reference_batch(list(range(3, 222, 36)))
     result = dispatch.accept_residual(**on(batch, kernel_device), impl="triton")
     check_reference(result, case, batch)
+
+
+def test_the_lowest_temperature_is_allowed_though_fp32_holds_a_little_less():
+    assert float(torch.tensor(1e-5)) < 1e-5
+    target = torch.tensor([[[0.0, 3.0, 1.0]]])
+    uniform = torch.tensor([0.5], dtype=torch.float64)
+    inputs = (target, None, torch.zeros(1, 0, dtype=torch.long), torch.tensor([0]), torch.zeros(1, 0), uniform, uniform)
+    for impl in ("torch", "triton"):
+        for lowest in (torch.tensor([1e-5]), torch.tensor([1e-5], dtype=torch.float64)):
+            got = dispatch.accept_residual(*inputs, temperature_B=lowest, impl=impl)
+            assert got.next_ids_B.tolist() == [1] and got.fault_B.tolist() == [0]
+        with pytest.raises(ValueError, match="the temperature is neither 0 nor in"):
+            dispatch.accept_residual(*inputs, temperature_B=torch.tensor([0.9e-5]), impl=impl)

@@ -73,5 +73,11 @@ def test_survival_that_rises_or_is_no_chance_is_refused(kernel_device):
     assert kernel(survival.to(kernel_device), lens.to(kernel_device), 4)[1].tolist() == want
     with pytest.raises(ValueError, match=r"request 0, position 2: a survival .* got 0\.6"):
         dispatch.admit_top_k(survival, lens, 4)
+    # no position at all: a length above 0 is out of range all the same
+    for impl in ("torch", "triton"):
+        none, three = torch.zeros(2, 0, device=kernel_device), torch.tensor([0, 3], device=kernel_device)
+        with pytest.raises(ValueError, match="request 1, position 0: the number of drafts .* got 3"):
+            dispatch.admit_top_k(none, three, 5, impl=impl)
+        assert dispatch.admit_top_k(none, 0 * three, 5, impl=impl).tolist() == [0, 0]
     with pytest.raises(ValueError, match="budget must be 0 or more, got -1"):
         dispatch.admit_top_k(survival, lens, -1)

@@ -133,3 +133,13 @@ def test_the_q_that_is_sampled_is_the_q_that_is_returned(kernel_device):
     tied = torch.zeros(1, 6)
     first = dispatch.low_rank_step(tied, torch.zeros(1, 4), torch.ones(6, 4), torch.zeros(1), torch.full((1,), 0.9))
     assert first.token_ids_B.tolist() == [0]
+
+
+def test_the_lowest_temperature_is_allowed_though_fp32_holds_a_little_less(kernel_device):
+    base, previous, w1, w2, _, uniform = step_inputs(5, 2, 40, 8, torch.float32)
+    inputs = [base, previous, w1, w2, torch.full((2,), 1e-5), uniform]
+    expected = markov_step(*inputs)
+    assert expected.fault_B.tolist() == [0, 0]
+    assert expected.token_ids_B.tolist() == expected.draft_logits_BV.argmax(-1).tolist()
+    got = dispatch.markov_step(*(x.to(kernel_device) for x in inputs), impl="triton")
+    assert got.token_ids_B.tolist() == expected.token_ids_B.tolist()
