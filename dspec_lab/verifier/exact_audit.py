@@ -26,7 +26,7 @@ from dspec_lab.verifier.enumerate import SharedNoiseError, max_deviation, output
 from dspec_lab.verifier.faults import with_nan_rows
 from dspec_lab.verifier.known_law import Sequences
 from dspec_lab.verifier.mutants import Mutant
-from dspec_lab.verifier.tiny import NEURAL_DRAFTERS, REDUCED_VOCABULARY, tiny_decoder
+from dspec_lab.verifier.tiny import NEURAL_DRAFTERS, tiny_decoder
 
 # float64 tables: sums of a few thousand rounded products
 TABLE_LIMIT = 1e-12
@@ -124,9 +124,7 @@ def tree_row(drafter: str) -> AuditRow:
     made = NEURAL_DRAFTERS[drafter](target)
     deep, greedy = neural_configs("token")
     # one position with all three tokens, two positions with two of them, and the greedy text
-    configs = [replace(deep, gamma=1, top_k=0, max_new_tokens=3), deep]
-    if drafter not in REDUCED_VOCABULARY:  # such a draft's greedy trees are refused: it has no further candidates
-        configs.append(greedy)
+    configs = [replace(deep, gamma=1, top_k=0, max_new_tokens=3), deep, greedy]
     seen, gaps = Seen(), {}
     for config in configs:
         honest = AuditCase(target=target, drafter=None, prompt_ids=(0, 1), config=config)

@@ -106,14 +106,13 @@ def _medusa(target: LeanDecoder) -> MedusaDrafter:
     return MedusaDrafter(_randomised(MedusaDraftModel(arch), 22))
 
 
-# q has no mass on the last token
-REDUCED_VOCABULARY = ("dspark",)
 NEURAL_DRAFTERS: Mapping[str, Callable[[LeanDecoder], Drafter]] = {
     "truncated": lambda t: AutoregressiveDrafter(t.keep_layers((0,), name="first layer"), name="truncated"),
     "medusa": _medusa,
     "mtp": lambda t: MtpDrafter(_randomised(MtpDraftModel(_chain(t, "mtp", ())), 23)),
     "eagle3": lambda t: Eagle3Drafter(_randomised(Eagle3DraftModel(_chain(t, "eagle3", (0, 1))), 24)),
     "dflash": lambda t: DFlashDrafter(_block(t)),
+    # q has no mass on the last token
     "dspark": lambda t: DSparkDrafter(
         _block(t, markov_rank=4, markov_head_type="rnn", confidence_head=True, draft_vocab_size=t.vocab_size - 1)
     ),

@@ -25,6 +25,7 @@ from dspec_lab.verifier.enumerate import (
     output_law,
     total_variation,
 )
+from dspec_lab.verifier.exact_audit import tree_row
 from dspec_lab.verifier.goodness import EvidenceAgainst, chi_square
 from dspec_lab.verifier.mutants import MUTANTS
 
@@ -94,6 +95,12 @@ def test_scenarios_cover_what_they_say() -> None:
     assert float(torch.minimum(disjoint.target.probs, disjoint.draft.probs).sum()) == 0
     assert torch.equal(found["p equals q"].target.probs, found["p equals q"].draft.probs)
     assert bool((holes.target.probs == 0).any() and (holes.draft.probs == 0).any())
+
+
+def test_trees_of_a_drafter_with_fewer_tokens_are_audited_greedy_too() -> None:
+    row = tree_row("dspark")
+    assert row.verdict == "pass"
+    assert any(settings.startswith("T=0,") for settings in row.details["deviation_by_settings"])
 
 
 # the enumerating chooser
