@@ -9,6 +9,7 @@ from typing import Any
 from dspec_lab.cli.output import add_json_option, check_json_target, text_console, write_result
 
 METHODS = ("temperature", "platt", "isotonic", "entropy")
+METHODS_HELP = f"{', '.join(METHODS)} (reads the draft's entropy beside its confidence); default: temperature"
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -29,7 +30,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--drafter", help="which drafter, where the traces hold several")
     parser.add_argument("--temperature", type=float, help="which sampling temperature, where they hold several")
     parser.add_argument("--domain", default="all", help="fit and judge on this domain only (default: all)")
-    parser.add_argument("--method", default="temperature", help=f"{', '.join(METHODS)} (default: temperature)")
+    parser.add_argument("--method", default="temperature", help=METHODS_HELP)
     parser.add_argument("--labels", default="outcome", help="outcome (default) or expected: last verdict by its chance")
     parser.add_argument("--held-out", type=float, default=0.5, help="share of prompts to judge on (default: 0.5)")
     parser.add_argument(
