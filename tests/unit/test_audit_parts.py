@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from dspec_lab.cli.main import main
+from dspec_lab.config import VERIFICATIONS
 from dspec_lab.core.streams import Chooser
 from dspec_lab.verifier.audit import DRAFTERS, SAMPLED_MUTANTS, audit
 from dspec_lab.verifier.audit_report import AuditReport, AuditRow, Seen
-from dspec_lab.verifier.cases import scenarios
+from dspec_lab.verifier.cases import SAMPLERS, scenarios
 from dspec_lab.verifier.enumerate import (
     EnumeratingChooser,
     SharedNoiseError,
@@ -25,7 +26,7 @@ from dspec_lab.verifier.enumerate import (
     output_law,
     total_variation,
 )
-from dspec_lab.verifier.exact_audit import tree_row
+from dspec_lab.verifier.exact_audit import exact_rows, tree_row
 from dspec_lab.verifier.goodness import EvidenceAgainst, chi_square
 from dspec_lab.verifier.mutants import MUTANTS
 
@@ -95,6 +96,17 @@ def test_scenarios_cover_what_they_say() -> None:
     assert float(torch.minimum(disjoint.target.probs, disjoint.draft.probs).sum()) == 0
     assert torch.equal(found["p equals q"].target.probs, found["p equals q"].draft.probs)
     assert bool((holes.target.probs == 0).any() and (holes.draft.probs == 0).any())
+
+
+def test_policies_are_audited_under_every_sampler_and_rule() -> None:
+    policies = {"one draft": lambda proposal: min(1, proposal.gamma)}
+    jobs = exact_rows(drafters=(), extra_drafters={}, policies=policies, quick=False)
+    rows = [row for row in (job() for job in jobs) if row.subject == "one draft"]
+    drawn = [name for name, sampling in SAMPLERS.items() if not sampling.greedy]
+    assert [row.settings for row in rows] == [
+        f"draft length policy, {name}, {rule}" for name in drawn for rule in VERIFICATIONS
+    ]
+    assert {row.verdict for row in rows} == {"pass"}
 
 
 def test_trees_of_a_drafter_with_fewer_tokens_are_audited_greedy_too() -> None:
