@@ -7,13 +7,14 @@ identity on the tap before that layer, and the context norm is that layer's inpu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from dspec_lab.checkpoints.layout import load_drafter
+from dspec_lab.drafters.architecture import Architecture
 from dspec_lab.drafters.backbone import BlockDraftModel
 from dspec_lab.drafters.eagle3_model import Eagle3DraftModel
 from dspec_lab.drafters.heads import SequentialHead
@@ -26,6 +27,7 @@ from dspec_lab.models.protocol import Taps
 from dspec_lab.models.weights import LayerWeights
 
 PROBE_TOKENS = 64  # of the vocabulary, to learn the size of the target's stream
+TRAINING_FIELDS = ("num_anchors", "step_loss_decay")  # in an architecture for the record; they change no tensor
 EMBEDDING_SHARE = 1 / 3  # of the stream's size, at MTP's start
 
 
@@ -77,12 +79,12 @@ def stream_rms(target: LeanDecoder) -> float:
 def start_from(model: DraftModel, folder: Path | str, target: LeanDecoder) -> None:
     """Put a checkpoint's weights and draft vocabulary into `model`. Another architecture is a `ValueError`."""
     loaded = load_drafter(folder, target, dtype=torch.float32, device=target.device).model
-    if loaded.arch != model.arch:
-        names = [field.name for field in fields(model.arch)]
-        named = [name for name in names if getattr(loaded.arch, name, None) != getattr(model.arch, name)]
+    there, here = _comparable(loaded.arch), _comparable(model.arch)
+    if there != here:
+        named = [name for name in here if there.get(name) != here[name]]
         raise ValueError(
             f"{folder} cannot be gone on from: it differs in {', '.join(named) or 'kind'} "
-            f"({', '.join(repr(getattr(loaded.arch, name, None)) for name in named)} there)"
+            f"({', '.join(repr(there.get(name)) for name in named)} there)"
         )
     own = dict(model.named_parameters())
     for name, parameter in loaded.named_parameters():
@@ -91,6 +93,13 @@ def start_from(model: DraftModel, folder: Path | str, target: LeanDecoder) -> No
     if model.d2t is not None:
         model.keep_tokens(loaded.to_target_ids(torch.arange(loaded.draft_vocab_size, device=target.device)).cpu())
         model.to(target.device)
+
+
+def _comparable(arch: Architecture) -> dict[str, object]:
+    # a drafter borrows embedding and head, so whether the target ties them is not written into its checkpoint
+    spec = replace(arch.spec, tie_word_embeddings=False)
+    shape = {field.name: getattr(arch, field.name) for field in fields(arch) if field.name not in TRAINING_FIELDS}
+    return shape | {"spec": spec, "kind": type(arch)}
 
 
 def copied_layers(layers: nn.ModuleList, target: LeanDecoder) -> list[int]:
