@@ -13,6 +13,7 @@ from dspec_lab.cli.options import (
     drafter_list,
     dressed,
     load_models,
+    within_reach,
 )
 from dspec_lab.cli.output import add_json_option, check_json_target, text_console, write_result
 
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = [policy_from_name(name, stand_in) for name in (*free, *gated)]
     need_table = bool(gated) or any(policy.uses_table for policy in wanted)
     if calibration is not None:
-        _check_calibration(args, calibration, wanted)
+        _check_calibration(args, calibration, wanted, config.gamma)
     if args.cost_table is not None and not need_table:
         raise ValueError(f"--cost-table {args.cost_table}: no policy of {args.policies} looks at it; add --gate or one")
     table = load_table(args.cost_table) if args.cost_table is not None else None
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"only lean decoders run ragged batches; {target.name} is another kind")
     built = build_drafters([args.drafter], target, draft_model=args.draft_model)
     ((_, drafter),) = dressed(built, [args.drafter], args, calibration).items()
+    config = within_reach(config, drafter, args)
     prompts = served_prompts(tokenizer, args.prompts, args.samples)
     console, progress = text_console(args.json), text_console("-")
     if calibration is not None and calibration.provenance.temperature != config.temperature:
@@ -178,13 +180,13 @@ def policy_names(text: str, all_gated: bool) -> tuple[list[str], list[str]]:
     return free, list(dict.fromkeys([*gated, *free])) if all_gated else gated
 
 
-def _check_calibration(args: argparse.Namespace, calibration: Any, policies: Any) -> None:
+def _check_calibration(args: argparse.Namespace, calibration: Any, policies: Any, gamma: int) -> None:
     from dspec_lab.scheduler.policies import FixedLength, FullBlock
 
     if all(isinstance(policy, (FixedLength, FullBlock)) for policy in policies):
         raise ValueError(f"--calibration {args.calibration}: no policy of {args.policies} looks at confidences")
-    if args.gamma > calibration.gamma:
-        raise ValueError(f"{args.calibration} calibrates {calibration.gamma} positions, gamma is {args.gamma}")
+    if gamma > calibration.gamma and args.gamma is not None:
+        raise ValueError(f"{args.calibration} calibrates {calibration.gamma} positions, gamma is {gamma}")
 
 
 def _fixed_words(found: dict[str, Any]) -> str:

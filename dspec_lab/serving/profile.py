@@ -27,6 +27,9 @@ from dspec_lab.verifier.ragged import extend_ragged
 ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256)
 CONTEXTS = (64, 256)
 ROWS_PER_REQUEST = 8
+# a pass is timed after others of its size, as rounds of a steady load follow each other: right after one of 256 rows a
+# pass over one row took half as long again
+PASSES_BEFORE = 2
 BATCH_SIZES = (1, 2, 4, 8, 16)  # at which drafting is timed
 FEWEST_ROUNDS = 3  # with so many drafting requests that make it a probe
 Progress = Callable[[str], None]
@@ -41,6 +44,8 @@ def time_target(
     progress: Progress | None = None,
 ) -> list[CostSample]:
     """Seconds of ragged passes over each number of rows at each context, `repeats` times after a warm-up.
+
+    Each time is that of the last of three passes in a row.
 
     `rows` rows are shared by ceil(rows / 8) requests, as in a batch of blocks of 7 drafts. Every pass is rolled back.
     """
@@ -69,11 +74,12 @@ def time_target(
                 used = sessions[: -(-count // ROWS_PER_REQUEST)]
                 shares = np.diff(np.linspace(0, count, len(used) + 1).round().astype(int)).tolist()
                 feeds = [ids[:1] * share for share in shares]
-                start = time.perf_counter()
-                extend_ragged(used, feeds)
-                seconds = time.perf_counter() - start
-                for session in used:
-                    session.truncate(context)
+                for _ in range(PASSES_BEFORE + 1):
+                    start = time.perf_counter()
+                    extend_ragged(used, feeds)
+                    seconds = time.perf_counter() - start
+                    for session in used:
+                        session.truncate(context)
                 if repeat:
                     samples.append(
                         CostSample(rows=count, context_tokens=context, requests=len(used), seconds=seconds)

@@ -25,6 +25,7 @@
 trace_files: list = []  # names in data/traces; all of them when empty
 drafter: str = "dspark"
 temperature: float = 1.0  # sampling temperature of the trace
+greedy_temperature: float = 0.0  # of the trace in the section on a second signal
 held_out: float = 0.5  # share of prompts to judge on
 seed: int = 0
 synthetic_rounds_count: int = 20000
@@ -125,6 +126,25 @@ held_out_figure(by_domain, areas, title=f"{drafter}, T = {temperature:g}")
 # confidence is too high as well (`confidence_bias` in the checkpoint's `training.json`), more so on chat.
 
 # %% [markdown]
+# ## A second signal
+#
+# At temperature 0 a draft is right or wrong, and a drafter torn between tokens is often wrong: the entropy $H_k$ of its
+# law then tells more than the head, which as a linear map must guess it. An *entropy map* reads both,
+# $\mathrm{sigmoid}(s \, \mathrm{logit} \, c_k - w H_k + b)$. It may reorder drafts, which no map of $c_k$ alone can. $H_k$ is
+# that of the law before the draw, a function of the drafts before $k$, so a block cut by it stays lossless.
+
+# %%
+greedy = read_rounds(paths, drafter=drafter, temperature=greedy_temperature)
+greedy_scores = [score for method in ("temperature", "entropy")
+                 for score in domain_scores(greedy, method, seed=seed, resamples=resamples)]
+greedy_areas = signal_areas(greedy, seed=seed, resamples=resamples)
+for score in greedy_scores:
+    told = " ".join("-" if s.auroc is None else f"{s.auroc:.2f}" for s in score.after if s.position)
+    print(f"{score.domain}, {score.method}: mean ECE {100 * score.mean_before.estimate:.2f} -> "
+          f"{100 * score.mean_after.estimate:.2f} % (floor {100 * score.mean_after.floor:.2f}), AUROC at 1, 2, ...: {told}")
+held_out_figure(greedy_scores, greedy_areas, title=f"{drafter}, T = {greedy_temperature:g}")
+
+# %% [markdown]
 # ## Try it: reliability
 
 # %%
@@ -188,6 +208,15 @@ assert all(score.order_kept for score in by_domain)
 # at the first draft of chat the entropy adds little to the confidence, and both stay far below the ceiling
 area = {a.signal: a.auroc for a in areas if (a.domain, a.position) == ("chat", 1)}
 assert area["both"] < area["confidence"] + 0.03 < area["chance"] - 0.05, area
+
+# %%
+# greedy, both signals together tell survivors from others at every position of every domain; the head alone does not
+joint = {score.domain: score for score in greedy_scores if score.method == "entropy"}
+alone = {score.domain: score for score in greedy_scores if score.method == "temperature"}
+known = {domain: [s.auroc for s in score.after if s.position and s.auroc is not None] for domain, score in joint.items()}
+assert all(area >= 0.75 for areas in known.values() for area in areas), known
+assert all(joint[domain].after[0].auroc > alone[domain].after[0].auroc + 0.03 for domain in joint)
+assert joint["chat"].mean_after.estimate <= 0.02, joint["chat"].mean_after
 
 # %%
 # confidences tell survivors from others, and calibration keeps the order of the first position

@@ -13,6 +13,7 @@ from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
 from dspec_lab.scheduler.batch import BatchScheduler
 from dspec_lab.scheduler.cost_table import CostTable, DraftCost
 from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, FullBlock, Retrospective
+from dspec_lab.serving import profile
 from dspec_lab.serving.compare import PLAIN, against_fixed, compare_policies
 from dspec_lab.serving.engine import run_load
 from dspec_lab.serving.profile import fit_draft_cost, profile_target, time_target
@@ -178,3 +179,18 @@ def test_the_profile_times_every_kind_of_pass_and_rolls_it_back():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             time_target(TARGET, **{"rows": (1,), "contexts": (8,), "repeats": 1, **options})
+
+
+def test_a_pass_is_timed_after_others_of_its_size(monkeypatch):
+    """Right after a pass of another size one may take longer, which is not what rounds of a steady load take."""
+    now, last, real = [0.0], [0], profile.extend_ragged
+
+    def slow_at_first(sessions, feeds):
+        rows = sum(map(len, feeds))
+        now[0] += 1.0 if rows == last[0] else 5.0
+        last[0] = rows
+        return real(sessions, feeds)
+
+    monkeypatch.setattr(profile, "extend_ragged", slow_at_first)
+    monkeypatch.setattr(profile.time, "perf_counter", lambda: now[0])
+    assert {sample.seconds for sample in time_target(TARGET, rows=(1, 4, 9), contexts=(8,), repeats=2)} == {1.0}
