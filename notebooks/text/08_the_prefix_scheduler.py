@@ -101,7 +101,7 @@ for name, law in laws.items():
 # The same walk for whole texts, on a target whose law is known, for each policy that the engine offers.
 
 # %%
-rows = [exact_audit.policy_row(name, policy, "token") for name, policy in audit_policies().items()]
+rows = [exact_audit.policy_row(name, policy, "T=1", "token") for name, policy in audit_policies().items()]
 for row in rows:
     print(f"{row.subject:28} {row.verdict}  {row.evidence}")
 
