@@ -50,14 +50,15 @@ class SequentialHead(nn.Module):
         return self.markov_w2(feature)
 
 
-def row_sigmoid(x_BR: Float[Tensor, "B R"]) -> Float[Tensor, "B R"]:
+def row_sigmoid(x_NR: Float[Tensor, "*N R"]) -> Float[Tensor, "*N R"]:
     """sigmoid(x), where nothing is trained bit for bit the same for a row whatever its neighbours.
 
     torch computes what is left over at the end of a tensor in another way than whole vectors.
     """
-    if torch.is_inference_mode_enabled() and x_BR.shape[0] > 1 and x_BR.shape[1] % LANES:
-        return torch.cat([torch.sigmoid(row_1R) for row_1R in x_BR.split(1)])
-    return torch.sigmoid(x_BR)
+    rank = x_NR.shape[-1]
+    if torch.is_inference_mode_enabled() and x_NR.numel() > rank and rank % LANES:
+        return torch.cat([torch.sigmoid(row_1R) for row_1R in x_NR.reshape(-1, rank).split(1)]).view(x_NR.shape)
+    return torch.sigmoid(x_NR)
 
 
 class GatedHead(SequentialHead):
