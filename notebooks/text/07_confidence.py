@@ -11,11 +11,11 @@
 #
 # **Question.** Does the drafter know when it is wrong, and what is that knowledge worth?
 #
-# **Claim.** Its confidence tells good drafts from bad ones, though less well than the paper's, and it is too sure. A
-# map per position, fitted on other prompts, mends the sureness and keeps the order. The paper's map is a temperature;
-# the error of the drafter here is a bias, which no temperature takes away, while a slope with a bias (Platt) does.
-# No map can mend the telling apart, and the drafter's own entropy hardly knows more. Cutting blocks where survival is unlikely
-# then trades rejected drafts for tokens; the best threshold depends on what a verified row costs.
+# **Claim.** Its confidence tells good drafts from bad ones, though less well than the paper's. As trained with the draft
+# layers it is too sure by a bias, which no temperature (the paper's map) takes away, while a slope with a bias (Platt)
+# does; trained once more on texts that those layers had not seen, it needs no map. No map of it can mend the telling
+# apart; at temperature 0 the entropy of the draft's own law can. Cutting blocks where survival is unlikely then trades
+# rejected drafts for tokens; the best threshold depends on what a verified row costs.
 #
 # The confidence $c_k$ is the chance that draft $k$ survives given that all before it did; survival is
 # $a_k = \prod_{i \le k} c_i$. Sequential temperature scaling (STS) goes through $k = 1 \ldots \gamma$ and searches
@@ -77,7 +77,7 @@ for k, (wanted, found) in enumerate(zip(truth, recovered.maps), 1):
 # %% [markdown]
 # ## The drafter's own confidences
 #
-# The same on recorded rounds. Judged on prompts that the fit has not seen; fitting and judging on a shared prompt is
+# The same on recorded rounds; those at temperature 1 are of the head before its training on unseen texts. Judged on prompts that the fit has not seen; fitting and judging on a shared prompt is
 # refused. The dotted floor is the error that perfect chances would show with so few rounds.
 
 # %%
@@ -122,8 +122,7 @@ held_out_figure(by_domain, areas, title=f"{drafter}, T = {temperature:g}")
 
 # %% [markdown]
 # The paper reports an AUROC of 0.81 to 0.90 on a 4B target. A head is a linear map of what the draft layers know, and
-# these layers were trained for an hour and a half on a small corpus: on its own training's held-out texts the
-# confidence is too high as well (`confidence_bias` in the checkpoint's `training.json`), more so on chat.
+# these layers were trained for an hour and a half on a small corpus.
 
 # %% [markdown]
 # ## A second signal
@@ -131,7 +130,8 @@ held_out_figure(by_domain, areas, title=f"{drafter}, T = {temperature:g}")
 # At temperature 0 a draft is right or wrong, and a drafter torn between tokens is often wrong: the entropy $H_k$ of its
 # law then tells more than the head, which as a linear map must guess it. An *entropy map* reads both,
 # $\mathrm{sigmoid}(s \, \mathrm{logit} \, c_k - w H_k + b)$. It may reorder drafts, which no map of $c_k$ alone can. $H_k$ is
-# that of the law before the draw, a function of the drafts before $k$, so a block cut by it stays lossless.
+# that of the law before the draw, a function of the drafts before $k$, so a block cut by it stays lossless. These rounds
+# are of the head that was trained on unseen texts: its error before any map is near the floor.
 
 # %%
 greedy = read_rounds(paths, drafter=drafter, temperature=greedy_temperature)
