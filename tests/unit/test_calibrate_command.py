@@ -46,13 +46,13 @@ def test_it_fits_judges_and_writes(trace, tmp_path, capsys):
     fitted, result = load_calibration(out), json.loads(report.read_text())
     assert fitted.provenance.data == ("t.parquet",) and fitted.provenance.drafter_hash
     assert [m.temperature for m in fitted.maps] == result["maps"]
-    assert set(result["mean_ece"]) == {"none", "temperature", "platt", "isotonic"}
+    assert set(result["mean_ece"]) == {"none", "temperature", "platt", "isotonic", "entropy"}
     assert result["mean_ece"]["temperature"] < result["mean_ece"]["none"]
     shown = capsys.readouterr().out
     assert "mean held-out ECE of survival" in shown and "AUROC" in shown
     assert "goals: mean ECE after at most 2 %" in shown and "chat, platt: " in shown
     judged = [(row["domain"], row["fitted_on"], row["method"]) for row in result["by_domain"]]
-    assert len(set(judged)) == len(judged) == 3 * (4 + 3) and ("chat", "chat", "platt") in judged
+    assert len(set(judged)) == len(judged) == 4 * (4 + 3) and ("chat", "chat", "platt") in judged
     assert {row["signal"] for row in result["signals"]} == {"confidence", "draft_entropy", "both", "chance"}
 
 
@@ -92,7 +92,7 @@ def test_a_check_refuses_the_prompts_of_the_fit_and_tells_of_drift(trace, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "magic"], "method must be one of temperature, platt, isotonic, got 'magic'"),
+        (["--method", "magic"], "method must be one of temperature, platt, isotonic, entropy, got 'magic'"),
         (["--labels", "guess"], "labels must be outcome or expected, got 'guess'"),
         (["--held-out", "1.5"], "must lie between 0 and 1, got 1.5"),
         (["--bins", "0"], "at least 1 bin, got 0"),
