@@ -74,7 +74,10 @@ def test_serve_bench_takes_a_calibration_only_where_it_is_of_use(calibration_fil
         (["--drafter", "dspark", "--policies", "full,fixed-2"], "no policy of full,fixed-2 looks at confidences"),
         (["--drafter", "dspark", "--gamma", "5"], "calibrates 3 positions, gamma is 5"),
         # without --gamma the drafter's reach is taken, and the next check speaks
-        (["--drafter", "dspark", "--policies", "threshold-0.5", "--cost-table", "t"], "no policy of threshold-0.5 looks"),
+        (
+            ["--drafter", "dspark", "--policies", "threshold-0.5", "--cost-table", "t"],
+            "no policy of threshold-0.5 looks",
+        ),
     ):
         assert main(["serve-bench", *arguments, "--calibration", calibration_file]) == 2
         error = capsys.readouterr().err
