@@ -110,7 +110,7 @@ def evaluate(
     report = progress or (lambda done, total, what: None)
     rows: list[EvalRow] = []
     done = 0
-    _warm_up(target, drafters, encode_chat(tokenizer, prompts[0].turns[:1]), config)
+    _warm_up(target, drafters, encode_chat(tokenizer, prompts[0].turns[:1]), config, settings)
     for benchmark in benchmarks:
         chosen = [prompt for prompt in prompts if prompt.benchmark == benchmark]
         plain, runs, tasks = Runs(), {name: Runs() for name in drafters}, list[Task]()
@@ -149,9 +149,17 @@ def evaluate(
     return rows
 
 
-def _warm_up(target: Target, drafters: Mapping[str, Drafter], prompt_ids: list[int], config: DecodeConfig) -> None:
-    short = replace(config, max_new_tokens=min(8, config.max_new_tokens), ignore_eos=True, stop_strings=())
-    for drafter in (None, *drafters.values()):
+def _warm_up(
+    target: Target,
+    drafters: Mapping[str, Drafter],
+    prompt_ids: list[int],
+    config: DecodeConfig,
+    settings: Mapping[str, DecodeConfig],
+) -> None:
+    for name, drafter in (("", None), *drafters.items()):
+        mine = settings.get(name, config)
+        tokens = min(8, mine.max_new_tokens)
+        short = replace(mine, max_new_tokens=tokens, ignore_eos=True, stop_strings=())
         generate(target, drafter, prompt_ids, short)
 
 

@@ -61,6 +61,12 @@ def test_lengths_side_by_side_share_the_plain_runs():
     assert [(row.drafter, row.gamma) for row in rows] == [("short:1", 1), ("short:3", 3)]
     assert rows[0].plain_tokens_per_s == rows[1].plain_tokens_per_s
     assert rows[0].accepted_length <= 2 and rows[1].accepted_length > rows[0].accepted_length
+    # a drafter of short reach beside a longer usual length, the warm-up included
+    made = drafters()
+    rows = evaluate(
+        TARGET, Letters(), made, prompts, DecodeConfig(max_new_tokens=9), repeats=1, gammas=within_reach(made)
+    )
+    assert [row.gamma for row in rows] == [7, 3]
     # one length keeps the name
     assert side_by_side(drafters(), [2])[1] == {"any": 2, "short": 2}
 
