@@ -27,8 +27,8 @@ from dspec_lab.verifier.ragged import extend_ragged
 ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256)
 CONTEXTS = (64, 256)
 ROWS_PER_REQUEST = 8
-# a pass is timed after others of its size, as rounds of a steady load follow each other: right after one of 256 rows a
-# pass over one row took half as long again
+# a pass is timed after others of its size, as rounds of a steady load follow each other; timed right after one of 256
+# rows, a pass over one row took 37 ms in one run, so timed 26 ms in the next (two runs, so noise may be part of it)
 PASSES_BEFORE = 2
 BATCH_SIZES = (1, 2, 4, 8, 16)  # at which drafting is timed
 FEWEST_ROUNDS = 3  # with so many drafting requests that make it a probe
