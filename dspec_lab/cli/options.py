@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dspec_lab.config import VERIFICATIONS, DecodeConfig
+from dspec_lab.evaluation import lengths
 from dspec_lab.evaluation.lengths import USUAL_GAMMA
 
 
@@ -51,9 +52,9 @@ def decode_config(args: argparse.Namespace, **more: Any) -> DecodeConfig:
 
 def within_reach(config: DecodeConfig, drafter: Any, args: argparse.Namespace) -> DecodeConfig:
     """`config` as it is where `--gamma` was given; else with no more tokens a round than the drafter can draft."""
-    if args.gamma is not None or drafter is None or drafter.max_gamma is None:
+    if args.gamma is not None or drafter is None:
         return config
-    return replace(config, gamma=min(config.gamma, drafter.max_gamma))
+    return replace(config, gamma=lengths.within_reach({drafter.name: drafter}, config.gamma)[drafter.name])
 
 
 def drafter_list(text: str) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def warm_start(model: DraftModel, target: LeanDecoder) -> None:
         # counts; the scale is in the norms, so that the projection of large inputs learns fast
         size = stream_rms(target)
         weight_D = target.weights.norm.float()
-        weight_D = torch.where(weight_D.abs() < 1e-3, 1e-3, weight_D)
+        weight_D = torch.where(weight_D.abs() < 1e-3, torch.full_like(weight_D, 1e-3).copysign(weight_D), weight_D)
         _copy(model.hnorm.weight, size * weight_D.square().mean().sqrt() / weight_D)
         model.enorm.weight.fill_(EMBEDDING_SHARE * size)
         model.eh_proj.weight.mul_(0.1)
