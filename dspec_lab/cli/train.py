@@ -95,7 +95,7 @@ def run_drafter(args: argparse.Namespace) -> int:
     from dspec_lab.training.responses import count_tokens, read_responses
 
     accelerator = start_processes(args.device)
-    args.dtype = "fp32"
+    args.dtype = config.precision
     if accelerator is not None:
         args.device = str(accelerator.device)
     target, tokenizer = load_models(args)
@@ -108,7 +108,7 @@ def run_drafter(args: argparse.Namespace) -> int:
         for line in expected.lines():
             console.print(line, markup=False)
     settings = {**config.to_dict(), "responses": [Path(path).name for path in args.responses], "target": args.target}
-    record = run_record(settings, config.seed, dtype="fp32", model=target.name)
+    record = run_record(settings, config.seed, dtype=config.precision, model=target.name)
     if args.estimate:
         from dataclasses import asdict
 

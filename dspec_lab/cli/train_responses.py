@@ -28,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of prompts and answers (default: 0)")
     parser.add_argument("--target", default="smollm2", help="smollm2 (default) or a model folder")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--dtype", default="fp32", help="of the target's weights: fp32 (default) or bf16")
     parser.add_argument(
         "--features", metavar="LAYERS", help="also keep the target's features for training: layer ids, as 1,8,14,21,27"
     )
@@ -79,8 +80,9 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     with ResponsesProgress() as progress:
         tokens = produce_side_by_side(
-            prompts_file, folder, config, out, workers, device=args.device, features=features, on_progress=progress
-        )
+            prompts_file, folder, config, out, workers, device=args.device, dtype=args.dtype, features=features,
+            on_progress=progress,
+        )  # fmt: skip
     seconds = time.perf_counter() - started
     responses = join_parts(out, vocabulary(folder))
     counts = count_tokens(responses)
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if tokens:
         console.print(f"{tokens} tokens in {seconds:.0f} s: {tokens / seconds:.0f} tok/s", markup=False)
     settings = {key: value for key, value in vars(args).items() if key not in ("run", "train", "verb", "what", "debug")}
-    record = run_record({**settings, "workers": workers}, args.seed, dtype="fp32", model=folder.name)
+    record = run_record({**settings, "workers": workers}, args.seed, dtype=args.dtype, model=folder.name)
     result = {"answers": len(responses), "tokens_by_domain": counts, "new_tokens": tokens, "seconds": seconds}
     write_result(args.json, {**result, "run": record})
     return 0
@@ -143,12 +145,10 @@ def gather_once(args: argparse.Namespace, parts: Any, folder: Any, console: Any)
         return prompts_file
     target = tokenizer = None
     if needs_target(args.prompts):
-        import torch
-
         from dspec_lab.models.decoder import LeanDecoder
-        from dspec_lab.models.load import load_tokenizer
+        from dspec_lab.models.load import load_tokenizer, parse_dtype
 
-        target = LeanDecoder.from_folder(folder, dtype=torch.float32, device=args.device, impl="torch")
+        target = LeanDecoder.from_folder(folder, dtype=parse_dtype(args.dtype, args.device), device=args.device)
         tokenizer = load_tokenizer(folder)
 
     def say(name: str, found: int) -> None:

@@ -2,10 +2,15 @@
 
 Query/key/value and gate/up projections are stored fused, in this order, so that a block costs few matrix products.
 Matrices may be bf16; activations, norms and biases are fp32. Under `torch.inference_mode` the products run through
-`kernels.rows`, which reads each weight once for the few rows of a block; otherwise they are plain torch.
+`kernels.rows`, which reads each weight once for the few rows of a block; otherwise they are plain torch. Within
+`bf16_products` they are made of bf16 numbers, forward and backward, and summed in fp32.
 """
 
+import contextlib
+import contextvars
 import functools
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,13 +34,50 @@ def _row_ops(device: torch.device) -> RowOps:
     return row_ops("auto", device)
 
 
+_IN_BF16: contextvars.ContextVar[bool] = contextvars.ContextVar("bf16_products", default=False)
+
+
+@contextlib.contextmanager
+def bf16_products(on: bool = True) -> Iterator[None]:
+    """Within this context, products of `linear` round both sides to bf16 (mixed-precision training)."""
+    token = _IN_BF16.set(on)
+    try:
+        yield
+    finally:
+        _IN_BF16.reset(token)
+
+
+class _Bf16Product(torch.autograd.Function):
+    """x W^T of bf16 numbers with an fp32 result; gradients are products of bf16 numbers too."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, weight_OD: Tensor) -> Tensor:
+        low_ND, low_OD = x_ND.bfloat16(), weight_OD.bfloat16()
+        ctx.save_for_backward(low_ND, low_OD)
+        ctx.dtypes = x_ND.dtype, weight_OD.dtype
+        ops = _row_ops(x_ND.device)
+        if getattr(ops, "products", "") == "bf16 pairs" and x_ND.dtype == torch.float32 and low_OD.is_contiguous():
+            return ops.linear(x_ND.contiguous(), low_OD)
+        return F.linear(low_ND, low_OD).to(x_ND.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+        low_ND, low_OD = ctx.saved_tensors
+        low_NO = grad_NO.bfloat16()
+        dx_ND = (low_NO @ low_OD).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
+        dw_OD = (low_NO.T @ low_ND).to(ctx.dtypes[1]) if ctx.needs_input_grad[1] else None
+        return dx_ND, dw_OD
+
+
 def linear(x: Float[Tensor, "*N D"], weight_OD: Tensor, bias_O: Tensor | None = None) -> Float[Tensor, "*N O"]:
     """x W^T + b in the dtype of x, whatever the dtype of W."""
     ops = few_row_ops(x, weight_OD)
-    if ops is None:
-        out = F.linear(x.to(weight_OD.dtype), weight_OD).to(x.dtype)
-    else:
+    if ops is not None:
         out = ops.linear(x.reshape(-1, x.shape[-1]).contiguous(), weight_OD).view(*x.shape[:-1], weight_OD.shape[0])
+    elif _IN_BF16.get():
+        out = _Bf16Product.apply(x.reshape(-1, x.shape[-1]), weight_OD).view(*x.shape[:-1], weight_OD.shape[0])
+    else:
+        out = F.linear(x.to(weight_OD.dtype), weight_OD).to(x.dtype)
     return out if bias_O is None else out + bias_O
 
 

@@ -23,7 +23,9 @@ from dspec_lab.drafters.choose import TokenChooser
 from dspec_lab.drafters.dspark import BlockSession
 from dspec_lab.drafters.layers import attend, rotate
 from dspec_lab.drafters.protocol import DraftAsk, DraftSession, SessionView
-from dspec_lab.kernels.native_rows import MANY_ROWS
+from dspec_lab.kernels.rows import row_ops
+
+LARGEST_PASS = 1024  # blocks, which bounds the memory of their logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Drafted:
 def propose_together(asks: Sequence[DraftAsk]) -> list[Drafted]:
     """What each session's own `propose` gives, in the order of `asks`.
 
-    Sessions of one block drafter share a pass, of at most `MANY_ROWS` rows; all others propose one after another.
+    Sessions of one block drafter share a pass, of at most as many rows as the row ops take; all others propose one
+    after another.
     """
     found: dict[int, Drafted] = {}
     shared: dict[int, list[int]] = {}
@@ -47,7 +50,7 @@ def propose_together(asks: Sequence[DraftAsk]) -> list[Drafted]:
         shared.setdefault(key, []).append(i)
     for members in shared.values():
         core = _drafting_session(asks[members[0]].session)
-        most = max(1, MANY_ROWS // core.model.arch.block_size) if isinstance(core, BlockSession) else 1
+        most = _most_blocks(core.model) if isinstance(core, BlockSession) else 1
         # passes of nearly equal size
         passes = -(-len(members) // most)
         for n in range(passes):
@@ -61,6 +64,11 @@ def propose_together(asks: Sequence[DraftAsk]) -> list[Drafted]:
             share = (time.perf_counter() - start) / len(part)
             found |= {i: Drafted(proposal, share) for i, proposal in zip(part, proposals, strict=True)}
     return [found[i] for i in range(len(asks))]
+
+
+def _most_blocks(model: BlockDraftModel) -> int:
+    most = row_ops("auto", model.fc.weight.device).most_rows
+    return LARGEST_PASS if most is None else max(1, most // model.arch.block_size)
 
 
 def drafts_jointly(session: DraftSession) -> bool:
@@ -93,16 +101,16 @@ def append_contexts(
 ) -> None:
     """`append_context` of each cache with its own features (None: nothing new), few rows in joint products."""
     waiting: list[tuple[DraftCache, Tensor]] = []
-    rows = 0
+    rows, most = 0, row_ops("auto", model.fc.weight.device).most_rows
     for cache, features_NF in zip(caches, features, strict=True):
         if features_NF is None:
             continue
-        if features_NF.shape[0] > MANY_ROWS:
+        if most is not None and features_NF.shape[0] > most:
             # another product than the one for few rows, and enough work for a pass of its own
             model.append_context(cache, features_NF)
             continue
         seen_NF = features_NF[cache.make_room(features_NF.shape[0]) :]
-        if rows + seen_NF.shape[0] > MANY_ROWS:
+        if most is not None and rows + seen_NF.shape[0] > most:
             _append(model, waiting)
             waiting, rows = [], 0
         waiting.append((cache, seen_NF))

@@ -25,7 +25,7 @@ from dspec_lab.core.files import cache_dir
 from dspec_lab.kernels.rows import LayerCache, RowMarkers, native_pointers
 
 SOURCE = Path(__file__).with_name("rows.c")
-MANY_ROWS = 128  # the compiled product serves up to this many rows; rows are batch-invariant up to here
+MANY_ROWS = 128  # products of 8 lanes serve up to this many rows and are batch-invariant up to here; wider ones always
 UNPACK_ROWS = 1536  # output columns of a larger product are unpacked to fp32 this many at a time
 FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC")
 # tried in this order: Apple's clang knows no -fopenmp, and some ARM compilers know no -march=native
@@ -49,6 +49,10 @@ class NativeRows:
         self._rope, self._attend = library.rope_store, library.attend
         self._rope.argtypes, self._rope.restype = [pointer] * 8 + [long] * 5, long
         self._attend.argtypes, self._attend.restype = [pointer] * 10 + [long] * 6 + [real], long
+        library.products.restype = ctypes.c_char_p
+        self.products = library.products().decode()  # "bf16 pairs", "fp32, 16 lanes" or "fp32, 8 lanes"
+        # rows are batch-invariant up to this many
+        self.most_rows = MANY_ROWS if self.products == "fp32, 8 lanes" else None
         # a call releases the interpreter lock, so each Python thread has its own work space
         self._spaces = threading.local()
 
@@ -62,7 +66,7 @@ class NativeRows:
         if residual_NO is not None and residual_NO.shape != (rows, out):
             raise ValueError(f"a product of shape {[rows, out]} cannot be added to a residual {[*residual_NO.shape]}")
         _need_contiguous(x_NK, weight_OK, residual_NO)
-        if rows > MANY_ROWS:
+        if self.most_rows is not None and rows > self.most_rows:
             # arithmetic, not memory, is the limit here: the library's product, on pieces unpacked into a small buffer
             y_NO = torch.empty(rows, out)
             for at in range(0, out, UNPACK_ROWS):
@@ -206,7 +210,8 @@ def build() -> tuple[NativeRows | None, str]:
     threads = "" if "-fopenmp" in extra else ", for one thread (the compiler has no OpenMP)"
     try:
         # torch is imported, so its OpenMP runtime is the one the library binds to: one pool of threads
-        return NativeRows(ctypes.CDLL(str(library))), f"compiled by {name}{threads}"
+        ops = NativeRows(ctypes.CDLL(str(library)))
+        return ops, f"compiled by {name}, products of {ops.products}{threads}"
     except OSError as error:
         return None, f"{library} does not load: {error}"
 

@@ -1,12 +1,14 @@
-/* CPU kernels for few rows: the ops of a decoder layer for 1..128 tokens, weights bf16 or fp32, all arithmetic fp32.
+/* CPU kernels for few rows: the ops of a decoder layer, weights bf16 or fp32, arithmetic fp32. Where the CPU multiplies
+ * pairs of bf16 (AVX512_BF16), bf16 weights meet activations that are rounded to bf16 too; sums stay fp32.
  *
  * Every output number is computed by the same sequence of operations whatever the number of rows, so a row's result
  * does not depend on its neighbours (batch invariance): a verify pass over gamma + 1 rows gives, bit for bit, the rows
- * that one-token passes give. Loops are written with GCC/Clang vector extensions; 8 floats a vector.
+ * that one-token passes give. Loops are written with GCC/Clang vector extensions; 8 floats a vector, 16 in products where the CPU has AVX-512.
  */
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef float f8 __attribute__((vector_size(32)));
@@ -43,52 +45,105 @@ INLINE f8 madd(f8 a, f8 b, f8 c) { return (f8)_mm256_fmadd_ps((__m256)a, (__m256
 INLINE f8 madd(f8 a, f8 b, f8 c) { return a * b + c; }
 #endif
 
-INLINE f8 pick(i8 mask, f8 yes, f8 no) {
-    i8 a, b; memcpy(&a, &yes, 32); memcpy(&b, &no, 32);
-    i8 bits = (mask & a) | (~mask & b);
-    f8 r; memcpy(&r, &bits, 32); return r;
+/* e^x to about 2 ulp for x <= 0 (scores less their maximum) and moderate x > 0; below -87 it gives 0. F: a vector of
+ * floats, I: one of as many ints */
+#define EXP(NAME, F, I)                                                                                               \
+    INLINE F NAME##_pick(I mask, F yes, F no) {                                                                       \
+        I a, b; memcpy(&a, &yes, sizeof a); memcpy(&b, &no, sizeof b);                                                \
+        I bits = (mask & a) | (~mask & b);                                                                            \
+        F r; memcpy(&r, &bits, sizeof r); return r;                                                                   \
+    }                                                                                                                 \
+    INLINE F NAME(F x) {                                                                                              \
+        const F zero = {0}, low = zero - 87.0f, high = zero + 88.0f;                                                  \
+        I under = x < low;                                                                                            \
+        x = NAME##_pick(under, low, x);                                                                               \
+        x = NAME##_pick(x > high, high, x);                                                                           \
+        F t = x * 1.44269504088896341f;                                                                               \
+        I whole = __builtin_convertvector(t + NAME##_pick(t < zero, zero - 0.5f, zero + 0.5f), I);                    \
+        F n = __builtin_convertvector(whole, F);                                                                      \
+        F r = x - n * 0.693359375f;                                                                                   \
+        r = r + n * 2.12194440e-4f;                                                                                   \
+        F y = zero + 1.9875691500e-4f;                                                                                \
+        y = NAME##_madd(y, r, zero + 1.3981999507e-3f);                                                               \
+        y = NAME##_madd(y, r, zero + 8.3334519073e-3f);                                                               \
+        y = NAME##_madd(y, r, zero + 4.1665795894e-2f);                                                               \
+        y = NAME##_madd(y, r, zero + 1.6666665459e-1f);                                                               \
+        y = NAME##_madd(y, r, zero + 5.0000001201e-1f);                                                               \
+        y = y * r * r + r + 1.0f;                                                                                     \
+        I bits = (whole + 127) << 23;                                                                                 \
+        F scale; memcpy(&scale, &bits, sizeof scale);                                                                 \
+        y = y * scale;                                                                                                \
+        return NAME##_pick(under, zero, y);                                                                           \
+    }
+#define exp8_madd madd
+EXP(exp8, f8, i8)
+
+/* Vectors of the products: as wide as the CPU multiplies. */
+#if defined(__AVX512F__)
+#define LANES 16
+typedef float fv __attribute__((vector_size(64)));
+INLINE fv fv_f32(const float *p) { return (fv)_mm512_loadu_ps(p); }
+INLINE fv fv_bf16(const uint16_t *p) {
+    return (fv)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+}
+INLINE fv fv_madd(fv a, fv b, fv c) { return (fv)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+/* sums of the lanes of 4 vectors, each in the order of fv_sum */
+INLINE __m128 fv_sum4(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d lo = _mm512_unpacklo_pd((__m512d)ab, (__m512d)cd), hi = _mm512_unpackhi_pd((__m512d)ab, (__m512d)cd);
+    const __m512 all = _mm512_add_ps((__m512)lo, (__m512)hi);
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), (__m256)_mm512_extractf64x4_pd((__m512d)all, 1));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+INLINE fv fv_larger(fv a, fv b) { return (fv)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE float fv_sum(fv a) {
+    const __m512 v = (__m512)a;
+    return _mm_cvtss_f32(fv_sum4(v, v, v, v));
+}
+#else
+#define LANES 8
+typedef f8 fv;
+INLINE fv fv_f32(const float *p) { return load_f32(p); }
+INLINE fv fv_bf16(const uint16_t *p) { return load_bf16(p); }
+INLINE fv fv_madd(fv a, fv b, fv c) { return madd(a, b, c); }
+INLINE fv fv_larger(fv a, fv b) { fv r; for (int i = 0; i < LANES; i++) r[i] = a[i] > b[i] ? a[i] : b[i]; return r; }
+INLINE float fv_sum(fv a) { return sum8(a); }
+#endif
+#if LANES == 16
+typedef int32_t iv __attribute__((vector_size(64)));
+#define fv_exp_madd fv_madd
+EXP(fv_exp, fv, iv)
+#else
+#define fv_exp exp8
+#endif
+/* sums of 3 vectors */
+INLINE void fv_sum3(const fv *a, float *total) {
+#if LANES == 16
+    float four[4];
+    _mm_storeu_ps(four, fv_sum4((__m512)a[0], (__m512)a[1], (__m512)a[2], (__m512)a[2]));
+    memcpy(total, four, 12);
+#else
+    for (int i = 0; i < 3; i++) total[i] = fv_sum(a[i]);
+#endif
 }
 
-/* e^x to about 2 ulp for x <= 0 (scores less their maximum) and moderate x > 0; below -87 it gives 0 */
-INLINE f8 exp8(f8 x) {
-    const f8 low = splat(-87.0f), high = splat(88.0f);
-    i8 under = x < low;
-    x = pick(under, low, x);
-    x = pick(x > high, high, x);
-    f8 t = x * splat(1.44269504088896341f);
-    i8 whole = __builtin_convertvector(t + pick(t < splat(0.0f), splat(-0.5f), splat(0.5f)), i8);
-    f8 n = __builtin_convertvector(whole, f8);
-    f8 r = x - n * splat(0.693359375f);
-    r = r + n * splat(2.12194440e-4f);
-    f8 y = splat(1.9875691500e-4f);
-    y = madd(y, r, splat(1.3981999507e-3f));
-    y = madd(y, r, splat(8.3334519073e-3f));
-    y = madd(y, r, splat(4.1665795894e-2f));
-    y = madd(y, r, splat(1.6666665459e-1f));
-    y = madd(y, r, splat(5.0000001201e-1f));
-    y = y * r * r + r + splat(1.0f);
-    i8 bits = (whole + 127) << 23;
-    f8 scale; memcpy(&scale, &bits, 32);
-    y = y * scale;
-    return pick(under, splat(0.0f), y);
-}
-
-/* Y[m, n] (+)= sum_k W[n, k] X[m, k]; one accumulator of 8 lanes per output, k rising, lanes summed in a fixed order.
+/* Y[m, n] (+)= sum_k W[n, k] X[m, k]; one accumulator of LANES lanes per output, k rising, lanes summed in a fixed order.
  * One weight row at a time, so that memory is read as one stream; AHEAD bytes of it are asked for early. */
 #define AHEAD 4608
 
 #define TILE(NAME, T, LOAD, ONE, MR)                                                                                  \
     INLINE void NAME(const T *W, const float *X, float *Y, long N, long K, long add, int fetch) {                     \
-        f8 acc[MR];                                                                                                   \
-        for (int j = 0; j < MR; j++) acc[j] = splat(0.0f);                                                            \
+        fv acc[MR];                                                                                                   \
+        for (int j = 0; j < MR; j++) acc[j] = (fv){0};                                                                \
         long k = 0;                                                                                                   \
-        for (; k + 8 <= K; k += 8) {                                                                                  \
+        for (; k + LANES <= K; k += LANES) {                                                                          \
             if (fetch && (k * (long)sizeof(T) & 63) == 0) __builtin_prefetch((const char *)(W + k) + AHEAD, 0, 3);    \
-            f8 w = LOAD(W + k);                                                                                       \
-            for (int j = 0; j < MR; j++) acc[j] = madd(w, load_f32(X + j * K + k), acc[j]);                           \
+            fv w = LOAD(W + k);                                                                                       \
+            for (int j = 0; j < MR; j++) acc[j] = fv_madd(w, fv_f32(X + j * K + k), acc[j]);                          \
         }                                                                                                             \
         for (int j = 0; j < MR; j++) {                                                                                \
-            float total = sum8(acc[j]);                                                                               \
+            float total = fv_sum(acc[j]);                                                                             \
             for (long t = k; t < K; t++) total = fmaf(ONE(W[t]), X[j * K + t], total);                                \
             Y[j * N] = add ? Y[j * N] + total : total;                                                                \
         }                                                                                                             \
@@ -98,34 +153,42 @@ INLINE f8 exp8(f8 x) {
  * Where asked, the next 3 rows are fetched meanwhile. */
 #define TRIO(NAME, T, LOAD, ONE, MR)                                                                                  \
     INLINE void NAME(const T *W, const float *X, float *Y, long N, long K, long add, int fetch) {                     \
-        f8 acc[MR][3];                                                                                                \
-        for (int j = 0; j < MR; j++) acc[j][0] = acc[j][1] = acc[j][2] = splat(0.0f);                                 \
+        fv acc[MR][3];                                                                                                \
+        for (int j = 0; j < MR; j++) acc[j][0] = acc[j][1] = acc[j][2] = (fv){0};                                     \
         long k = 0;                                                                                                   \
-        for (; k + 8 <= K; k += 8) {                                                                                  \
+        for (; k + LANES <= K; k += LANES) {                                                                          \
             if (fetch && (k * (long)sizeof(T) & 63) == 0)                                                             \
                 for (int i = 0; i < 3; i++) __builtin_prefetch(W + (3 + i) * K + k, 0, 3);                            \
-            f8 w0 = LOAD(W + k), w1 = LOAD(W + K + k), w2 = LOAD(W + 2 * K + k);                                      \
+            fv w0 = LOAD(W + k), w1 = LOAD(W + K + k), w2 = LOAD(W + 2 * K + k);                                      \
             for (int j = 0; j < MR; j++) {                                                                            \
-                f8 x = load_f32(X + j * K + k);                                                                       \
-                acc[j][0] = madd(w0, x, acc[j][0]);                                                                   \
-                acc[j][1] = madd(w1, x, acc[j][1]);                                                                   \
-                acc[j][2] = madd(w2, x, acc[j][2]);                                                                   \
+                fv x = fv_f32(X + j * K + k);                                                                         \
+                acc[j][0] = fv_madd(w0, x, acc[j][0]);                                                                \
+                acc[j][1] = fv_madd(w1, x, acc[j][1]);                                                                \
+                acc[j][2] = fv_madd(w2, x, acc[j][2]);                                                                \
             }                                                                                                         \
         }                                                                                                             \
-        for (int j = 0; j < MR; j++)                                                                                  \
+        for (int j = 0; j < MR; j++) {                                                                                \
+            float total[3];                                                                                           \
+            fv_sum3(acc[j], total);                                                                                   \
             for (int i = 0; i < 3; i++) {                                                                             \
-                float total = sum8(acc[j][i]);                                                                        \
-                for (long t = k; t < K; t++) total = fmaf(ONE(W[i * K + t]), X[j * K + t], total);                    \
-                Y[j * N + i] = add ? Y[j * N + i] + total : total;                                                    \
+                for (long t = k; t < K; t++) total[i] = fmaf(ONE(W[i * K + t]), X[j * K + t], total[i]);              \
+                Y[j * N + i] = add ? Y[j * N + i] + total[i] : total[i];                                              \
             }                                                                                                         \
+        }                                                                                                             \
     }
 
-/* Up to 8 rows memory is the limit: one weight row at a time, for all rows. Beyond, arithmetic is, and so it is where 7
- * or 8 rows are too wide for the first cache: a group of at most 4 rows stays there while UNIT times 3 weight rows
- * pass. What is left of N goes by one weight row.
+/* Up to FEW rows memory is the limit: one weight row at a time, for all rows. Beyond, arithmetic is: 3 weight rows at a
+ * time, for a group of at most GROUP rows (as many as the registers hold), which stays in the first cache while UNIT
+ * times 3 weight rows pass. What is left of N goes by one weight row.
  * Groups are of nearly equal size: few chains would wait for each other. */
 #define UNIT 8
-#define WIDE 1024
+#if LANES == 16
+#define GROUP 8
+#define ROW_BY_ROW(M, K) ((M) <= 6)
+#else
+#define GROUP 4
+#define ROW_BY_ROW(M, K) ((M) <= 6 || ((M) <= 8 && (K) <= 1024))
+#endif
 
 #define LINEAR(NAME, T, LOAD, ONE)                                                                                    \
     TILE(NAME##_1, T, LOAD, ONE, 1) TILE(NAME##_2, T, LOAD, ONE, 2)                                                   \
@@ -134,6 +197,8 @@ INLINE f8 exp8(f8 x) {
     TILE(NAME##_7, T, LOAD, ONE, 7) TILE(NAME##_8, T, LOAD, ONE, 8)                                                   \
     TRIO(NAME##_3x1, T, LOAD, ONE, 1) TRIO(NAME##_3x2, T, LOAD, ONE, 2)                                               \
     TRIO(NAME##_3x3, T, LOAD, ONE, 3) TRIO(NAME##_3x4, T, LOAD, ONE, 4)                                               \
+    TRIO(NAME##_3x5, T, LOAD, ONE, 5) TRIO(NAME##_3x6, T, LOAD, ONE, 6)                                               \
+    TRIO(NAME##_3x7, T, LOAD, ONE, 7) TRIO(NAME##_3x8, T, LOAD, ONE, 8)                                               \
     static void NAME##_row(const T *W, const float *X, float *Y, long M, long N, long K, long add) {                  \
         const long groups = (M + 7) / 8;                                                                              \
         for (long g = 0; g < groups; g++) {                                                                           \
@@ -152,7 +217,7 @@ INLINE f8 exp8(f8 x) {
         }                                                                                                             \
     }                                                                                                                 \
     static void NAME##_trios(const T *W, const float *X, float *Y, long M, long N, long K, long add, long count) {    \
-        const long groups = (M + 3) / 4;                                                                              \
+        const long groups = (M + GROUP - 1) / GROUP;                                                                  \
         for (long g = 0; g < groups; g++) {                                                                           \
             const long m = g * M / groups, size = (g + 1) * M / groups - m; const int f = g == 0;                     \
             for (long t = 0; t < count; t++) {                                                                        \
@@ -161,13 +226,17 @@ INLINE f8 exp8(f8 x) {
                 case 1: NAME##_3x1(w, x, y, N, K, add, f); break;                                                     \
                 case 2: NAME##_3x2(w, x, y, N, K, add, f); break;                                                     \
                 case 3: NAME##_3x3(w, x, y, N, K, add, f); break;                                                     \
-                default: NAME##_3x4(w, x, y, N, K, add, f);                                                           \
+                case 4: NAME##_3x4(w, x, y, N, K, add, f); break;                                                     \
+                case 5: NAME##_3x5(w, x, y, N, K, add, f); break;                                                     \
+                case 6: NAME##_3x6(w, x, y, N, K, add, f); break;                                                     \
+                case 7: NAME##_3x7(w, x, y, N, K, add, f); break;                                                     \
+                default: NAME##_3x8(w, x, y, N, K, add, f);                                                           \
                 }                                                                                                     \
             }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
     void NAME(const T *W, const float *X, float *Y, long M, long N, long K, long add) {                               \
-        if (M <= 6 || (M <= 8 && K <= WIDE)) {                                                                        \
+        if (ROW_BY_ROW(M, K)) {                                                                                       \
             _Pragma("omp parallel for schedule(static)") for (long n = 0; n < N; n++)                                 \
                 NAME##_row(W + n * K, X, Y + n, M, N, K, add);                                                        \
             return;                                                                                                   \
@@ -180,12 +249,111 @@ INLINE f8 exp8(f8 x) {
         for (long n = 3 * trios; n < N; n++) NAME##_row(W + n * K, X, Y + n, M, N, K, add);                           \
     }
 
-LINEAR(linear_bf16, uint16_t, load_bf16, one_bf16)
-LINEAR(linear_f32, float, load_f32, one_f32)
+LINEAR(linear_f32, float, fv_f32, one_f32)
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define PRODUCTS "bf16 pairs"
+/* Products of bf16 pairs, NR weight rows and MR rows at once, summed in fp32. X is rounded to bf16, in rows of K up to the
+ * next multiple of 32, filled with zeros. */
+#define PAIRS(NAME, NR, MR)                                                                                           \
+    INLINE void NAME(const uint16_t *W, const uint16_t *X, float *Y, long N, long K, long add, int fetch) {           \
+        __m512 acc[MR][NR];                                                                                           \
+        const long wide = (K + 31) & ~31L;                                                                            \
+        for (int j = 0; j < MR; j++) for (int i = 0; i < NR; i++) acc[j][i] = _mm512_setzero_ps();                    \
+        for (long k = 0; k < wide; k += 32) {                                                                         \
+            __m512bh w[NR];                                                                                           \
+            const __mmask32 mask = K - k >= 32 ? 0xffffffffu : (1u << (K - k)) - 1;                                   \
+            if (fetch) for (int i = 0; i < NR; i++)                                                                   \
+                __builtin_prefetch((const char *)W + 2 * NR * k + 64 * i + (NR == 1 ? AHEAD : 2 * AHEAD), 0, 3);\
+            for (int i = 0; i < NR; i++) w[i] = (__m512bh)_mm512_maskz_loadu_epi16(mask, W + i * K + k);              \
+            for (int j = 0; j < MR; j++) {                                                                            \
+                const __m512bh x = (__m512bh)_mm512_loadu_si512(X + j * wide + k);                                    \
+                for (int i = 0; i < NR; i++) acc[j][i] = _mm512_dpbf16_ps(acc[j][i], w[i], x);                        \
+            }                                                                                                         \
+        }                                                                                                             \
+        for (int j = 0; NR == 4 && j < MR; j++) {                                                                     \
+            __m128 total = fv_sum4(acc[j][0], acc[j][1 % NR], acc[j][2 % NR], acc[j][3 % NR]);                        \
+            if (add) total = _mm_add_ps(_mm_loadu_ps(Y + j * N), total);                                              \
+            _mm_storeu_ps(Y + j * N, total);                                                                          \
+        }                                                                                                             \
+        for (int j = 0; NR == 1 && j < MR; j += 4) {                                                                  \
+            float total[4];                                                                                           \
+            _mm_storeu_ps(total, fv_sum4(acc[j][0], acc[(j + 1) % MR][0], acc[(j + 2) % MR][0], acc[(j + 3) % MR][0]));\
+            for (int i = j; i < MR && i < j + 4; i++) Y[i * N] = add ? Y[i * N] + total[i - j] : total[i - j];        \
+        }                                                                                                             \
+    }
+#define PAIRS_OF(NR, MOST)                                                                                            \
+    PAIRS(pairs_##NR##x1, NR, 1) PAIRS(pairs_##NR##x2, NR, 2) PAIRS(pairs_##NR##x3, NR, 3)                            \
+    PAIRS(pairs_##NR##x4, NR, 4) PAIRS(pairs_##NR##x5, NR, 5) PAIRS(pairs_##NR##x6, NR, 6)                            \
+    PAIRS(pairs_##NR##x7, NR, 7) PAIRS(pairs_##NR##x8, NR, 8)                                                         \
+    static void pairs_##NR(const uint16_t *W, const uint16_t *X, float *Y, long M, long N, long K, long add,          \
+                           long count) {                                                                              \
+        const long groups = (M + MOST - 1) / MOST, wide = (K + 31) & ~31L;                                            \
+        for (long g = 0; g < groups; g++) {                                                                           \
+            const long m = g * M / groups, size = (g + 1) * M / groups - m; const int f = g == 0;                     \
+            const uint16_t *x = X + m * wide;                                                                         \
+            for (long t = 0; t < count; t++) {                                                                        \
+                const uint16_t *w = W + NR * t * K; float *y = Y + m * N + NR * t;                                    \
+                switch (size) {                                                                                       \
+                case 1: pairs_##NR##x1(w, x, y, N, K, add, f); break;                                                 \
+                case 2: pairs_##NR##x2(w, x, y, N, K, add, f); break;                                                 \
+                case 3: pairs_##NR##x3(w, x, y, N, K, add, f); break;                                                 \
+                case 4: pairs_##NR##x4(w, x, y, N, K, add, f); break;                                                 \
+                case 5: pairs_##NR##x5(w, x, y, N, K, add, f); break;                                                 \
+                case 6: pairs_##NR##x6(w, x, y, N, K, add, f); break;                                                 \
+                case 7: if (MOST > 6) pairs_##NR##x7(w, x, y, N, K, add, f); break;                                   \
+                default: if (MOST > 6) pairs_##NR##x8(w, x, y, N, K, add, f);                                         \
+                }                                                                                                     \
+            }                                                                                                         \
+        }                                                                                                             \
+    }
+PAIRS_OF(1, 8) PAIRS_OF(4, 6)
+
+void linear_bf16(const uint16_t *W, const float *X, float *Y, long M, long N, long K, long add) {
+    static __thread uint16_t *rounded; static __thread long room;
+    const long wide = (K + 31) & ~31L;
+    if (M * wide > room) {
+        free(rounded); room = M * wide;
+        rounded = malloc((size_t)room * 2);
+        if (!rounded) abort();
+    }
+    for (long m = 0; m < M; m++)
+        for (long k = 0; k < wide; k += 16) {
+            const long left = K - k;
+            const __mmask16 mask = left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
+            const __m256bh low = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, X + m * K + k));
+            memcpy(rounded + m * wide + k, &low, 32);
+        }
+    const uint16_t *x = rounded;
+    if (M <= 4) {
+        _Pragma("omp parallel for schedule(static)") for (long n = 0; n < N; n++)
+            pairs_1(W + n * K, x, Y + n, M, N, K, add, 1);
+        return;
+    }
+    const long quads = N / 4, units = (quads + UNIT - 1) / UNIT;
+    _Pragma("omp parallel for schedule(static)") for (long u = 0; u < units; u++) {
+        const long t = u * UNIT, count = t + UNIT < quads ? UNIT : quads - t;
+        pairs_4(W + 4 * t * K, x, Y + 4 * t, M, N, K, add, count);
+    }
+    for (long n = 4 * quads; n < N; n++) pairs_1(W + n * K, x, Y + n, M, N, K, add, 1);
+}
+#else
+LINEAR(linear_bf16, uint16_t, fv_bf16, one_bf16)
+#endif
+
+/* how products are made: with bf16 pairs, or fp32 lanes */
+#ifndef PRODUCTS
+#if LANES == 16
+#define PRODUCTS "fp32, 16 lanes"
+#else
+#define PRODUCTS "fp32, 8 lanes"
+#endif
+#endif
+const char *products(void) { return PRODUCTS; }
 
 /* Y[m] = w * X[m] / sqrt(mean(X[m]^2) + eps) */
 void rms_norm(const float *X, const float *w, float *Y, long M, long D, float eps) {
-    for (long m = 0; m < M; m++) {
+    _Pragma("omp parallel for schedule(static) if (M * D > 8192)") for (long m = 0; m < M; m++) {
         const float *x = X + m * D; float *y = Y + m * D;
         f8 acc = splat(0.0f); long d = 0;
         for (; d + 8 <= D; d += 8) { f8 v = load_f32(x + d); acc = madd(v, v, acc); }
@@ -198,12 +366,13 @@ void rms_norm(const float *X, const float *w, float *Y, long M, long D, float ep
 
 /* Y[m, i] = silu(G[m, i]) * G[m, I + i] for G [M, 2I] */
 void silu_mul(const float *G, float *Y, long M, long I) {
-    _Pragma("omp parallel for schedule(static) if (M * I > 16384)") for (long m = 0; m < M; m++) {
+    _Pragma("omp parallel for schedule(static) if (M * I > 8192)") for (long m = 0; m < M; m++) {
         const float *gate = G + m * 2 * I, *up = gate + I; float *y = Y + m * I;
         long i = 0;
-        for (; i + 8 <= I; i += 8) {
-            f8 g = load_f32(gate + i);
-            store_f32(y + i, g / (splat(1.0f) + exp8(-g)) * load_f32(up + i));
+        for (; i + LANES <= I; i += LANES) {
+            const fv g = fv_f32(gate + i), one = (fv){0} + 1.0f;
+            const fv r = g / (one + fv_exp(-g)) * fv_f32(up + i);
+            memcpy(y + i, &r, sizeof r);
         }
         for (; i < I; i++) {
             f8 g = splat(gate[i]);
@@ -241,7 +410,7 @@ long rope_store(float *QKV, const float *cosine, const float *sine, const int64_
     const long bad = bad_row(place, NULL, NULL, NULL, owner, capacity, count, M, 0);
     if (bad >= 0) return bad;
     const long width = (H + 2 * KH) * E, half = E / 2;
-    for (long m = 0; m < M; m++) {
+    _Pragma("omp parallel for schedule(static) if (M > 8)") for (long m = 0; m < M; m++) {
         float *row = QKV + m * width; const float *c = cosine + m * half, *s = sine + m * half;
         for (long h = 0; h < H + KH; h++) {
             float *x = row + h * E;
@@ -262,15 +431,88 @@ long rope_store(float *QKV, const float *cosine, const float *sine, const int64_
     return -1;
 }
 
-/* acc += p * value, 8 `parts` numbers */
-INLINE void add_scaled(f8 *acc, int parts, float p, const float *value) {
-    for (int i = 0; i < parts; i++) acc[i] = madd(splat(p), load_f32(value + 8 * i), acc[i]);
+/* Attention of G query heads of one row over one key head; scores [G, span], out [G, E]. Each head's numbers are made
+ * by the same operations whatever G is. */
+#define HEADS_AT_ONCE 4
+INLINE void attend_heads(const int G, const float *q, const float *key, const float *value, float *score, float *out,
+                         long cap, long E, long span, long from, long end, uint64_t bits, float scale) {
+    const long extra = bits ? 64 - __builtin_clzll(bits) : 0, stop = end + extra, lo = from & ~31L;
+    const long padded = (stop - lo + 31) & ~31L;
+    /* whole blocks of 32 from a multiple of 32: the caches are padded to one, and unseen places are masked below */
+    enum { PARTS = 32 / LANES };
+    for (long s = lo; s < lo + padded; s += 32) {
+        fv acc[HEADS_AT_ONCE][PARTS];
+        for (int g = 0; g < G; g++) for (int i = 0; i < PARTS; i++) acc[g][i] = (fv){0};
+        for (long e = 0; e < E; e++) {
+            fv k[PARTS];
+            for (int i = 0; i < PARTS; i++) k[i] = fv_f32(key + e * cap + s + LANES * i);
+            for (int g = 0; g < G; g++) {
+                const fv qe = (fv){0} + q[g * E + e] * scale;
+                for (int i = 0; i < PARTS; i++) acc[g][i] = fv_madd(qe, k[i], acc[g][i]);
+            }
+        }
+        for (int g = 0; g < G; g++)
+            for (int i = 0; i < PARTS; i++) memcpy(score + g * span + (s - lo) + LANES * i, &acc[g][i], sizeof(fv));
+    }
+    float inverse[HEADS_AT_ONCE];
+    for (int g = 0; g < G; g++) {
+        float *mine = score + g * span;
+        for (long s = lo; s < from; s++) mine[s - lo] = -INFINITY;
+        for (long i = 0; i < extra; i++) if (!(bits >> i & 1)) mine[end + i - lo] = -INFINITY;
+        for (long s = stop - lo; s < padded; s++) mine[s] = -INFINITY;
+        fv best = fv_f32(mine);
+        for (long s = LANES; s < padded; s += LANES) {
+            const fv v = fv_f32(mine + s);
+            best = fv_larger(v, best);
+        }
+        float lanes[LANES], top;
+        memcpy(lanes, &best, sizeof best);
+        top = lanes[0];
+        for (int i = 1; i < LANES; i++) top = lanes[i] > top ? lanes[i] : top;
+        fv mass = {0};
+        for (long s = 0; s < padded; s += LANES) {
+            const fv p = fv_exp(fv_f32(mine + s) - top);
+            mass += p;
+            memcpy(mine + s, &p, sizeof p);
+        }
+        inverse[g] = 1.0f / fv_sum(mass);
+    }
+    enum { WIDE = 4 };
+    long e = 0;
+    for (; e + WIDE * LANES <= E; e += WIDE * LANES) {
+        fv acc[HEADS_AT_ONCE][WIDE];
+        for (int g = 0; g < G; g++) for (int i = 0; i < WIDE; i++) acc[g][i] = (fv){0};
+        for (long s = from; s < stop; s++) {
+            if (s >= end && !(bits >> (s - end) & 1)) continue;
+            fv v[WIDE];
+            for (int i = 0; i < WIDE; i++) v[i] = fv_f32(value + s * E + e + LANES * i);
+            for (int g = 0; g < G; g++) {
+                const fv p = (fv){0} + score[g * span + s - lo];
+                for (int i = 0; i < WIDE; i++) acc[g][i] = fv_madd(p, v[i], acc[g][i]);
+            }
+        }
+        for (int g = 0; g < G; g++)
+            for (int i = 0; i < WIDE; i++) {
+                const fv y = acc[g][i] * inverse[g];
+                memcpy(out + g * E + e + LANES * i, &y, sizeof y);
+            }
+    }
+    for (; e < E; e += 8) /* what is left of a head */
+        for (int g = 0; g < G; g++) {
+            f8 acc = splat(0.0f);
+            for (long s = from; s < stop; s++) {
+                if (s >= end && !(bits >> (s - end) & 1)) continue;
+                acc = madd(splat(score[g * span + s - lo]), load_f32(value + s * E + e), acc);
+            }
+            store_f32(out + g * E + e, acc * splat(inverse[g]));
+        }
 }
 
 /* Attention of M rows, each over its own request's cache, one of `count`.
  * Row m sees cache positions first[m] .. prefix[m]-1, and prefix[m] + i where bit i of ancestors[m] is set (tree
  * drafts; a chain needs no bits). What lies between may hold anything, NaN included. The work array holds a row of
- * scores per thread-owned (row, head): [M, H, span].
+ * scores per (row, head): [M, H, span]. Query heads that share a key head are taken together, unless there are too few
+ * rows to keep all threads at work.
  * Returns -1, or the first row with bad markers, and then has done nothing. */
 long attend(const float *QKV, float *out, float *work, const int64_t *first, const int64_t *prefix,
             const uint64_t *ancestors, const int64_t *owner, float *const *keys, float *const *values,
@@ -278,51 +520,20 @@ long attend(const float *QKV, float *out, float *work, const int64_t *first, con
     const long bad = bad_row(NULL, first, prefix, ancestors, owner, capacity, count, M, span);
     if (bad >= 0) return bad;
     const long width = (H + 2 * KH) * E, group = H / KH;
-    _Pragma("omp parallel for schedule(static)") for (long task = 0; task < M * H; task++) {
-        const long m = task / H, h = task % H, kv = h / group, cap = capacity[owner[m]];
+    const long most = M * KH < 8 ? 1 : HEADS_AT_ONCE, chunks = (group + most - 1) / most;
+    _Pragma("omp parallel for schedule(static)") for (long task = 0; task < M * KH * chunks; task++) {
+        const long m = task / (KH * chunks), kv = task / chunks % KH, chunk = task % chunks;
+        const long h = kv * group + chunk * group / chunks, size = kv * group + (chunk + 1) * group / chunks - h;
+        const long cap = capacity[owner[m]], from = first[m] < prefix[m] ? first[m] : prefix[m];
         const float *q = QKV + m * width + h * E;
         const float *key = keys[owner[m]] + kv * E * cap, *value = values[owner[m]] + kv * cap * E;
-        float *score = work + task * span;
-        const long end = prefix[m], from = first[m] < end ? first[m] : end, lo = from & ~31L;
-        const uint64_t bits = ancestors[m];
-        const long extra = bits ? 64 - __builtin_clzll(bits) : 0;
-        const long stop = end + extra;
-        /* whole blocks of 32 from a multiple of 32: the caches are padded to one, and unseen places are masked below */
-        for (long s = lo; s < stop; s += 32) {
-            f8 acc[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
-            for (long e = 0; e < E; e++) {
-                const float *k = key + e * cap + s; const f8 qe = splat(q[e] * scale);
-                for (int i = 0; i < 4; i++) acc[i] = madd(qe, load_f32(k + 8 * i), acc[i]);
-            }
-            for (int i = 0; i < 4; i++) store_f32(score + (s - lo) + 8 * i, acc[i]);
-        }
-        float top = -INFINITY;
-        for (long s = from; s < end; s++) top = score[s - lo] > top ? score[s - lo] : top;
-        for (long i = 0; i < extra; i++)
-            if (bits >> i & 1) top = score[end + i - lo] > top ? score[end + i - lo] : top;
-        const long padded = (stop - lo + 31) & ~31L;
-        for (long s = lo; s < from; s++) score[s - lo] = -INFINITY;
-        for (long i = 0; i < extra; i++) if (!(bits >> i & 1)) score[end + i - lo] = -INFINITY;
-        for (long s = stop - lo; s < padded; s++) score[s] = -INFINITY;
-        f8 mass = splat(0.0f);
-        for (long s = 0; s < padded; s += 8) {
-            f8 p = exp8(load_f32(score + s) - splat(top));
-            mass += p;
-            store_f32(score + s, p);
-        }
-        const float inverse = 1.0f / sum8(mass);
-        float *y = out + (m * H + h) * E;
-        for (long e = 0; e < E; e += 64) {
-            const int parts = E - e < 64 ? (int)((E - e) / 8) : 8;
-            f8 acc[8];
-            for (int i = 0; i < 8; i++) acc[i] = splat(0.0f);
-            if (parts == 8)
-                for (long s = from; s < end; s++) add_scaled(acc, 8, score[s - lo], value + s * E + e);
-            else
-                for (long s = from; s < end; s++) add_scaled(acc, parts, score[s - lo], value + s * E + e);
-            for (long i = 0; i < extra; i++)
-                if (bits >> i & 1) add_scaled(acc, parts, score[end + i - lo], value + (end + i) * E + e);
-            for (int i = 0; i < parts; i++) store_f32(y + e + 8 * i, acc[i] * splat(inverse));
+        float *score = work + (m * H + h) * span, *y = out + (m * H + h) * E;
+#define ATTEND(G) attend_heads(G, q, key, value, score, y, cap, E, span, from, prefix[m], ancestors[m], scale)
+        switch (size) {
+        case 1: ATTEND(1); break;
+        case 2: ATTEND(2); break;
+        case 3: ATTEND(3); break;
+        default: ATTEND(4);
         }
     }
     return -1;

@@ -66,6 +66,7 @@ class RowOps(Protocol):
     """What the decoder needs. X and Y are fp32 [N, .]; weights [out, in] in bf16 or fp32."""
 
     name: str
+    most_rows: int | None  # a pass of more rows is another product than one of few; None: there is no such number
 
     def linear(self, x_NK: Tensor, weight_OK: Tensor, residual_NO: Tensor | None = None) -> Tensor:
         """x W^T, plus `residual_NO` where given (which the call may overwrite and return)."""
@@ -96,6 +97,7 @@ class TorchRows:
     """The reference: plain torch, any device."""
 
     name = "torch"
+    most_rows: int | None = None
 
     def linear(self, x_NK: Tensor, weight_OK: Tensor, residual_NO: Tensor | None = None) -> Tensor:
         out_NO = torch.nn.functional.linear(x_NK.to(weight_OK.dtype), weight_OK).to(x_NK.dtype)

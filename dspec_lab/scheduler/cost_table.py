@@ -108,7 +108,7 @@ class CostTable:
     context_s: float = 0.0  # more seconds per row and context token beyond that
     fixed_s: float = 0.0  # per round, whatever its size
     settle_per_request_s: float = 0.0  # verdict, rollback and the drafter's commit, per request
-    request_probes: tuple[int, ...] = ()  # and a term by requests, interpolated and clamped (SGLang's alpha)
+    request_probes: tuple[int, ...] = ()  # and a term by requests, interpolated and clamped (as SGLang's alpha)
     request_s: tuple[float, ...] = ()
     draft: DraftCost = field(default_factory=DraftCost)
     samples: tuple[CostSample, ...] = ()
@@ -200,13 +200,14 @@ class CostTable:
                     f"falls: {self.rows[i]} rows take {self.seconds[i]:.4g} s, {self.rows[i - 1]} rows "
                     f"{self.seconds[i - 1]:.4g} s; kept as measured"
                 )
-        by_rows: dict[int, list[float]] = {}
+        by_pass: dict[tuple[int, int, int], list[float]] = {}
         for sample in self.samples:
-            by_rows.setdefault(sample.rows, []).append(sample.seconds)
-        for rows, times in sorted(by_rows.items()):
+            by_pass.setdefault((sample.rows, sample.requests, sample.context_tokens), []).append(sample.seconds)
+        for (rows, requests, _), times in sorted(by_pass.items()):
             middle = statistics.median(times)
             if len(times) > 2 and max(times) - middle > SPREAD * middle:
-                found.append(f"noisy: {rows} rows took {min(times):.4g} to {max(times):.4g} s")
+                whose = f" of {requests} requests" if requests > 1 else ""
+                found.append(f"noisy: {rows} rows{whose} took {min(times):.4g} to {max(times):.4g} s")
         if self.draft.drafter and self.draft.joint is None:
             found.append(
                 f"old: drafting with {self.draft.drafter} was timed one request at a time, and a block drafter's joint "
@@ -230,24 +231,43 @@ class CostTable:
 
 
 def table_from_samples(samples: Sequence[CostSample], **options: Any) -> CostTable:
-    """A measured table: the median per row count at the shortest context, and the slope over longer contexts."""
+    """A measured table: the median per row count at the shortest context, and the slope over longer contexts.
+
+    Where row counts were also timed as that many requests of one row, what those take more becomes a term by requests
+    (each request has a cache of its own to read), and the time by rows is what remains without it.
+    """
     if not samples:
         raise ValueError("no samples: a cost table needs at least one timed pass")
     base = min(sample.context_tokens for sample in samples)
-    by_rows: dict[int, list[float]] = {}
+    by_pass: dict[tuple[int, int], list[float]] = {}
     for sample in samples:
         if sample.context_tokens == base:
-            by_rows.setdefault(sample.rows, []).append(sample.seconds)
-    rows = tuple(sorted(by_rows))
-    middle = {count: statistics.median(by_rows[count]) for count in rows}
+            by_pass.setdefault((sample.rows, sample.requests), []).append(sample.seconds)
+    # of the passes over as many rows, the one of the fewest requests
+    sharing = {count: min(r for n, r in by_pass if n == count) for count in sorted({n for n, _ in by_pass})}
+    rows = tuple(sharing)
+    middle = {count: statistics.median(by_pass[count, sharing[count]]) for count in rows}
     slopes = [
         (sample.seconds - middle[sample.rows]) / (sample.rows * (sample.context_tokens - base))
         for sample in samples
-        if sample.context_tokens > base and sample.rows in middle
+        if sample.context_tokens > base and sample.requests == sharing.get(sample.rows)
     ]
+    probes, more_s = [1], [0.0]
+
+    def by_requests_s(requests: int) -> float:
+        return float(np.interp(requests, probes, more_s))
+
+    for count in rows:
+        if count > 1 and sharing[count] < count and (count, count) in by_pass:
+            # rising counts: what the fewer requests of the sharing pass take more is known already
+            rows_s = middle[count] - by_requests_s(sharing[count])
+            more_s.append(max(more_s[-1], statistics.median(by_pass[count, count]) - rows_s))
+            probes.append(count)
+    if len(probes) > 1:
+        options = {"request_probes": tuple(probes), "request_s": tuple(more_s), **options}
     return CostTable(
         rows=rows,
-        seconds=tuple(middle[count] for count in rows),
+        seconds=tuple(max(middle[count] - by_requests_s(sharing[count]), 1e-9) for count in rows),
         context_tokens=base,
         context_s=max(0.0, statistics.median(slopes)) if slopes else 0.0,
         samples=tuple(samples),

@@ -30,6 +30,7 @@ ROWS_PER_REQUEST = 8
 # a pass is timed after others of its size, as rounds of a steady load follow each other; timed right after one of 256
 # rows, a pass over one row took 37 ms in one run, so timed 26 ms in the next (two runs, so noise may be part of it)
 PASSES_BEFORE = 2
+MOST_ALONE = 64  # requests of one row each
 BATCH_SIZES = (1, 2, 4, 8, 16)  # at which drafting is timed
 FEWEST_ROUNDS = 3  # with so many drafting requests that make it a probe
 Progress = Callable[[str], None]
@@ -47,7 +48,9 @@ def time_target(
 
     Each time is that of the last of three passes in a row.
 
-    `rows` rows are shared by ceil(rows / 8) requests, as in a batch of blocks of 7 drafts. Every pass is rolled back.
+    `rows` rows are shared by ceil(rows / 8) requests, as in a batch of blocks of 7 drafts; counts of 2 to 64 are also
+    timed as that many requests of one row, which read as many caches (at the shortest context). Every pass is rolled
+    back.
     """
     rows, contexts = sorted(set(rows)), sorted(set(contexts))
     if not rows or rows[0] < 1:
@@ -59,8 +62,11 @@ def time_target(
     if contexts[-1] + ROWS_PER_REQUEST > target.max_context:
         raise ValueError(f"a context of {contexts[-1]} and a block do not fit {target.max_context} tokens")
     samples = []
-    most = -(-rows[-1] // ROWS_PER_REQUEST)
+    shared = [(count, -(-count // ROWS_PER_REQUEST)) for count in rows]
+    alone = [(count, count) for count in rows if 1 < count <= MOST_ALONE]
     for context in contexts:
+        passes = sorted(shared + (alone if context == contexts[0] else []))
+        most = max(requests for _, requests in passes)
         if progress is not None:
             progress(f"context {context}: {most} requests")
         sessions: list[DecoderSession] = []
@@ -70,8 +76,8 @@ def time_target(
             session.extend(ids, logit_rows=1)
             sessions.append(session)
         for repeat in range(repeats + 1):
-            for count in rows:
-                used = sessions[: -(-count // ROWS_PER_REQUEST)]
+            for count, requests in passes:
+                used = sessions[:requests]
                 shares = np.diff(np.linspace(0, count, len(used) + 1).round().astype(int)).tolist()
                 feeds = [ids[:1] * share for share in shares]
                 for _ in range(PASSES_BEFORE + 1):

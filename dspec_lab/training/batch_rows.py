@@ -1,7 +1,8 @@
 """Row ops for many sequences side by side: one cache tensor a layer, one product for the attention of all.
 
-The decoder's own ops serve few rows of few requests. Here every request of a batch has one row in each pass, or the
-same number of rows (right-padded prompts), so attention is a batched product without a loop over requests.
+torch's row ops go through the requests one by one. Here every request of a batch has one row in each pass, or the same
+number of rows (right-padded prompts), so attention is a batched product without such a loop. The compiled row ops have
+none either: where they are, they serve as they are, on slots that are caches of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspec_lab.kernels.rows import BLOCK, LayerCache, RowMarkers, TorchRows
+from dspec_lab.kernels.rows import BLOCK, LayerCache, RowMarkers, TorchRows, native_pointers, row_ops
 from dspec_lab.models.decoder import LeanDecoder, SequenceCache
 from dspec_lab.models.family import ModelSpec
 from dspec_lab.models.protocol import Taps
@@ -35,8 +36,6 @@ class BatchCache(SequenceCache):
     """A cache of `num_slots` sequences of at most `capacity` tokens. Lengths are the caller's business."""
 
     def __init__(self, spec: ModelSpec, num_slots: int, capacity: int, device: torch.device) -> None:
-        if num_slots < 1 or capacity < 1:
-            raise ValueError(f"a batch cache needs slots and room, got {num_slots} slots of {capacity} tokens")
         self.capacity = -(-capacity // BLOCK) * BLOCK
         self.length = 0
         self.layers = []
@@ -53,6 +52,25 @@ class BatchCache(SequenceCache):
                 tensor[place] = tensor[source]
 
 
+class SlotCache(SequenceCache):
+    """The same for the compiled row ops: each slot has keys and values as they take them."""
+
+    def __init__(self, spec: ModelSpec, num_slots: int, capacity: int) -> None:
+        slots = [SequenceCache(spec, capacity, torch.device("cpu")) for _ in range(num_slots)]
+        self.capacity, self.length = slots[0].capacity, 0
+        self.layers = []
+        for layer in range(spec.num_layers):
+            held = [slot.layers[layer] for slot in slots]
+            joined = LayerCache([each.keys[0] for each in held], [each.values[0] for each in held])
+            self.layers.append(LayerCache(joined.keys, joined.values, native_pointers(joined)))
+
+    def move(self, source: int, place: int) -> None:
+        """Copy the sequence in slot `source` to slot `place`."""
+        for layer in self.layers:
+            for tensors in (layer.keys, layer.values):
+                tensors[place].copy_(tensors[source])
+
+
 class BatchRows(TorchRows):
     """Ops over rows that are `slots` x `rows_each`, slot by slot. `owner_N` holds slots; there are no trees."""
 
@@ -61,10 +79,6 @@ class BatchRows(TorchRows):
     def __init__(self) -> None:
         self.slots_X = torch.empty(0, dtype=torch.int64)  # slots of this pass, rising
         self.rows_each = 1
-
-    def linear(self, x_NK: Tensor, weight_OK: Tensor, residual_NO: Tensor | None = None) -> Tensor:
-        out_NO = torch.nn.functional.linear(x_NK, weight_OK)
-        return out_NO if residual_NO is None else out_NO.add_(residual_NO)
 
     def rope_store(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, markers: RowMarkers, heads: tuple[int, int, int]
@@ -105,7 +119,7 @@ class BatchRows(TorchRows):
 
 
 class BatchDecoder:
-    """A target that advances a batch of sequences, each in its own slot. fp32 weights are fastest on a CPU."""
+    """A target that advances a batch of sequences, each in its own slot."""
 
     def __init__(self, target: LeanDecoder, num_slots: int, capacity: int, taps: Taps | None = None) -> None:
         if capacity > target.max_context:
@@ -113,9 +127,16 @@ class BatchDecoder:
         self.decoder = LeanDecoder(
             target.weights, target.spec, name=target.name, eos_ids=tuple(target.eos_ids), impl="torch"
         )
-        self.ops = BatchRows()
-        self.decoder.ops = self.ops
-        self.cache = BatchCache(target.spec, num_slots, capacity, target.device)
+        if num_slots < 1 or capacity < 1:
+            raise ValueError(f"a batch cache needs slots and room, got {num_slots} slots of {capacity} tokens")
+        native = row_ops("auto" if target.ops.name == "native" else "torch", target.device)
+        self.ops = BatchRows() if native.name == "torch" else None
+        self.decoder.ops = native if self.ops is None else self.ops
+        self.cache: BatchCache | SlotCache = (
+            SlotCache(target.spec, num_slots, capacity)
+            if self.ops is None
+            else BatchCache(target.spec, num_slots, capacity, target.device)
+        )
         self.num_slots, self._taps = num_slots, taps or Taps()
 
     @torch.inference_mode()
@@ -140,7 +161,8 @@ class BatchDecoder:
         return self.decoder.logits(hidden_XD)
 
     def _pass(self, ids_N: Tensor, slots_X: Tensor, rows_each: int, place_N: Tensor) -> tuple[Tensor, Tensor | None]:
-        self.ops.slots_X, self.ops.rows_each = slots_X, rows_each
+        if self.ops is not None:
+            self.ops.slots_X, self.ops.rows_each = slots_X, rows_each
         zeros_N = torch.zeros_like(place_N)
         span = min(-(-(int(place_N.max()) + 1) // BLOCK) * BLOCK, self.cache.capacity)
         markers = RowMarkers(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dspec_lab.drafters.backbone import BlockDraftModel
 from dspec_lab.drafters.chain_model import ChainDraftModel
+from dspec_lab.drafters.layers import bf16_products
 from dspec_lab.drafters.medusa_model import MedusaDraftModel
 from dspec_lab.drafters.vocabulary import DraftModel
 from dspec_lab.training.anchors import Anchors
@@ -42,7 +43,12 @@ def loss_weights(config: TrainConfig) -> LossWeights:
 
 
 def micro_loss(model: DraftModel, micro: MicroBatch, config: TrainConfig) -> LossReport:
-    """The drafter's training loss on one micro-batch."""
+    """The drafter's training loss on one micro-batch, its products in the precision asked for."""
+    with bf16_products(config.precision == "bf16"):
+        return _loss(model, micro, config)
+
+
+def _loss(model: DraftModel, micro: MicroBatch, config: TrainConfig) -> LossReport:
     batch, vocabulary = micro.batch, micro.vocabulary
     if isinstance(model, BlockDraftModel):
         if micro.anchors is None or batch.tapped_BTF is None:

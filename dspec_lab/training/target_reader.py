@@ -73,7 +73,10 @@ class TargetReader:
         best, ids, norms = [], [], []
         for start in range(0, head_VD.shape[0], HEAD_COLUMNS):
             slice_XD = head_VD[start : start + HEAD_COLUMNS]
-            logits_NX = torch.nn.functional.linear(hidden_ND, slice_XD.to(hidden_ND.dtype))
+            if self.target.ops.name == "native":
+                logits_NX = self.target.ops.linear(hidden_ND, slice_XD)
+            else:
+                logits_NX = torch.nn.functional.linear(hidden_ND, slice_XD.to(hidden_ND.dtype))
             if cap is not None:
                 logits_NX = torch.tanh(logits_NX / cap) * cap
             top_N, index_N = logits_NX.topk(min(NUM_TOP, logits_NX.shape[-1]), dim=-1)

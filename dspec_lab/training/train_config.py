@@ -17,6 +17,7 @@ DrafterName = Literal["dspark", "dflash", "eagle3", "mtp", "medusa"]
 DRAFTERS: tuple[DrafterName, ...] = ("dspark", "dflash", "eagle3", "mtp", "medusa")
 FEATURE_MODES = ("cache", "stream")
 TRAINED_PARTS = ("all", "confidence")
+PRECISIONS = ("fp32", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +66,9 @@ class TrainConfig:
     first_anchors: int = 64  # dspark, dflash: blocks in each sequence in the first phase
     max_tokens: int = 1024  # longer sequences are cut
 
+    # bf16: products of bf16 numbers with fp32 sums, faster where the CPU or GPU has them; weights stay fp32
+    precision: str = "fp32"
+
     # optimiser: AdamW, linear warm-up, cosine decay
     learning_rate: float = 6e-4
     beta1: float = 0.9
@@ -106,6 +110,8 @@ class TrainConfig:
                 raise ValueError(f"{name} must lie in {'(' if name in _ABOVE_ZERO else '['}{low}, {high}], got {value}")
         if self.features not in FEATURE_MODES:
             raise ValueError(f"features must be {' or '.join(FEATURE_MODES)}, got {self.features!r}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be {' or '.join(PRECISIONS)}, got {self.precision!r}")
         if self.trained_part not in TRAINED_PARTS:
             raise ValueError(f"trained_part must be {' or '.join(TRAINED_PARTS)}, got {self.trained_part!r}")
         if self.trained_part == "confidence" and not (self.is_block and self.confidence_head and self.loss_confidence):

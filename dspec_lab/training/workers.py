@@ -22,6 +22,7 @@ def produce_side_by_side(
     num_workers: int,
     *,
     device: str = "cpu",
+    dtype: str = "fp32",
     features: tuple[Path, tuple[int, ...]] | None = None,
     on_progress: Callable[[int, int, int], None] | None = None,
 ) -> int:
@@ -36,7 +37,8 @@ def produce_side_by_side(
     context = multiprocessing.get_context("spawn")
     done, tokens = (context.Array("q", num_workers) for _ in range(2))
     total = sum(len(prompt.turns) for prompt in read_prompts(prompts_file))
-    shared = (str(prompts_file), str(target_folder), config, str(out), num_workers, device, features, done, tokens)
+    named = (str(prompts_file), str(target_folder), config, str(out), num_workers, device, dtype, features)
+    shared = (*named, done, tokens)
     processes = [context.Process(target=_work, args=(worker, *shared), daemon=True) for worker in range(num_workers)]
     for process in processes:
         process.start()
@@ -58,6 +60,7 @@ def _work(
     out: str,
     num_workers: int,
     device: str,
+    dtype: str,
     features: tuple[Path, tuple[int, ...]] | None,
     done: Any,
     tokens: Any,
@@ -65,7 +68,7 @@ def _work(
     import torch
 
     from dspec_lab.models.decoder import LeanDecoder
-    from dspec_lab.models.load import load_tokenizer
+    from dspec_lab.models.load import load_tokenizer, parse_dtype
     from dspec_lab.training.feature_store import FeatureStore
     from dspec_lab.training.target_reader import TargetReader
 
@@ -74,7 +77,7 @@ def _work(
     def report(answers: int, _total: int, new_tokens: int) -> None:
         done[worker], tokens[worker] = answers, new_tokens
 
-    target = LeanDecoder.from_folder(target_folder, dtype=torch.float32, device=device, impl="torch")
+    target = LeanDecoder.from_folder(target_folder, dtype=parse_dtype(dtype, device), device=device)
     store = None if features is None else FeatureStore(TargetReader(target, features[1]), features[0])
     produce(
         read_prompts(Path(prompts_file)),

@@ -4,7 +4,7 @@ All rows are flattened into one; which row sees which is carried by markers, not
 drafter, seed, temperature, caps and random streams, and join or leave between rounds. Those that share a block drafter
 draft in one pass (`drafters.together`). Otherwise each request runs the code that a single one runs
 (`verifier.request.Request`), so its output does not depend on its neighbours: on the CPU's native row ops bit for bit,
-elsewhere up to rounding. There a pass of more rows than the compiled product takes (`MANY_ROWS`) is run in parts.
+elsewhere up to rounding. There a pass of more rows than the compiled product takes (`most_rows`) is run in parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dspec_lab.core.streams import RandomStreams
 from dspec_lab.core.types import Generation, Proposal
 from dspec_lab.drafters.protocol import Drafter
 from dspec_lab.drafters.together import Drafted, propose_together
-from dspec_lab.kernels.native_rows import MANY_ROWS
 from dspec_lab.kernels.rows import BLOCK, RowMarkers
 from dspec_lab.models.decoder import DecoderSession, LeanDecoder
 from dspec_lab.models.protocol import Features, Taps, TargetRows
@@ -172,8 +171,8 @@ def _draft(requests: Sequence[Request]) -> list[tuple[int, ...]]:
 def extend_ragged(sessions: Sequence[DecoderSession], feeds: Sequence[Sequence[int]]) -> list[TargetRows]:
     """Feed `feeds[i]` to session i, all in one pass; the rows of each, as its own `extend` would give them.
 
-    The native row ops take `MANY_ROWS` rows a pass: more are run in parts, each of whole feeds. The sessions must
-    belong to one decoder and differ. Raises `ValueError` for an empty feed or one that does not fit its cache.
+    Where the row ops take `most_rows` rows a pass, more are run in parts, each of whole feeds. The sessions must belong
+    to one decoder and differ. Raises `ValueError` for an empty feed or one that does not fit its cache.
     """
     if len(sessions) != len(feeds) or not sessions:
         raise ValueError(f"{len(sessions)} sessions but {len(feeds)} feeds")
@@ -189,7 +188,7 @@ def extend_ragged(sessions: Sequence[DecoderSession], feeds: Sequence[Sequence[i
     if caches != len(sessions):
         raise ValueError(f"{len(sessions)} sessions share {caches} caches; each needs one of its own")
     found = list[TargetRows]()
-    for part in _parts([len(feed) for feed in feeds], MANY_ROWS if decoder.ops.name == "native" else None):
+    for part in _parts([len(feed) for feed in feeds], decoder.ops.most_rows):
         found += _one_pass(decoder, sessions[part], feeds[part])
     return found
 

@@ -135,6 +135,7 @@ def test_a_joint_pass_gives_each_request_its_own_proposal(kind: str, dtype: torc
 def test_more_rows_than_one_product_takes_are_drafted_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, passes = block_drafter("rnn"), []
     real = together.hidden_blocks
+    monkeypatch.setattr(together.row_ops("auto"), "most_rows", 128)
 
     def watched(model, caches, anchors):  # type: ignore[no-untyped-def]
         passes.append(len(caches))
@@ -148,6 +149,11 @@ def test_more_rows_than_one_product_takes_are_drafted_in_several_passes(monkeypa
     pairs = [twins(drafter, number) for number in range(27)]
     together.propose_together([pair.ask(pair.joint, 5, 0) for pair in pairs])
     assert passes == [13, 14]
+    # row ops without such a number draft all of them in one
+    monkeypatch.setattr(together.row_ops("auto"), "most_rows", None)
+    passes.clear()
+    together.propose_together([pair.ask(pair.alone, 5, 0) for pair in pairs])
+    assert passes == [27]
 
 
 def test_a_request_that_has_waited_long_takes_in_its_context_as_it_does_alone() -> None:
