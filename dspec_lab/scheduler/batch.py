@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -78,6 +78,9 @@ class BatchScheduler:
         self._history, self._purse, self._gate_s = AcceptanceHistory(gamma), ProbePurse(), 0.0
         # the last choice of draft lengths, which holds while the requests are the same and nothing was learned
         self._chosen: tuple[tuple[int, ...], np.ndarray] | None = None
+        # requests of which none drafts, while they are the same, and the rounds for which that has gone on
+        self._resting: list[ReferenceType[Request]] = []
+        self._rested = 0
         self._numbers = itertools.count()
         self._memory: WeakKeyDictionary[Request, _Memory] = WeakKeyDictionary()
 
@@ -86,6 +89,11 @@ class BatchScheduler:
         if self.table is None:
             raise ValueError("draft lengths rest on a cost table, got none")
         start = time.perf_counter()
+        if self._at_rest(requests) and self._purse.rest(len(requests), self.table):
+            # nobody drafted, so nothing was learned, and nothing changes
+            self._rested += 1
+            self._gate_s = time.perf_counter() - start
+            return [0] * len(requests)
         memories = self._read(requests)
         who = tuple(memory.number for memory in memories)
         if self._chosen is None or self._chosen[0] != who:
@@ -93,16 +101,24 @@ class BatchScheduler:
             self._chosen = who, draft_lengths(expected_BG, self.table, context_tokens=_context(requests))
         may_B = np.array([self._room(request) for request in requests], dtype=np.int64)
         wanted_B = np.minimum(self._chosen[1], may_B)
+        for reference in self._resting:
+            if (request := reference()) is not None and request in self._memory:
+                self._memory[request].skipped += self._rested
         skipped_B = np.array([memory.skipped for memory in memories], dtype=float)
         wanted_B = self._purse.add(wanted_B, skipped_B, may_B, self.table)
         for memory, wanted in zip(memories, wanted_B.tolist(), strict=True):
             memory.skipped = 0 if wanted else memory.skipped + 1
+        self._resting = [] if wanted_B.any() else [ref(request) for request in requests]
+        self._rested = 0
         self._gate_s = time.perf_counter() - start
         return wanted_B.tolist()
 
     def __call__(self, requests: Sequence[Request]) -> list[int]:
         """Drafts of each request to verify this round."""
         start, B = time.perf_counter(), len(requests)
+        if self._rested and self._at_rest(requests) and not any(request.proposal.gamma for request in requests):
+            self._log(requests, np.zeros(B, dtype=np.int64), [0] * B, set(), time.perf_counter() - start)
+            return [0] * B
         memories = self._read(requests)
         lens_B = np.array([request.proposal.gamma for request in requests], dtype=np.int64)
         for memory, length in zip(memories, lens_B.tolist(), strict=True):
@@ -149,6 +165,11 @@ class BatchScheduler:
                 sources.add("confidence" if told else "history")
         self._log(requests, lens_B, lengths, sources, time.perf_counter() - start)
         return lengths
+
+    def _at_rest(self, requests: Sequence[Request]) -> bool:
+        return len(requests) == len(self._resting) and all(
+            reference() is request for reference, request in zip(self._resting, requests, strict=True)
+        )
 
     def _log(
         self, requests: Sequence[Request], lens_B: np.ndarray, lengths: list[int], sources: set[Source], seconds: float

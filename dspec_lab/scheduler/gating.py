@@ -63,6 +63,21 @@ class ProbePurse:
         if not 0 <= share < 1:
             raise ValueError(f"the share of time for probes must lie in 0..1, got {share}")
         self._share, self._saved_s = share, 0.0
+        self._resting: tuple[int, CostTable, float, float] | None = None  # requests, table, their round, a probe's cost
+
+    def rest(self, requests: int, table: CostTable) -> bool:
+        """Count a round in which none of `requests` is to draft, if no probe can be paid; else count nothing.
+
+        What `add` would do then, without asking who waits.
+        """
+        if self._resting is None or self._resting[0] != requests or self._resting[1] is not table:
+            round_s_N = table.round_s_N(requests, 1)
+            self._resting = requests, table, float(round_s_N[0]), _probe_s(table, round_s_N, 0)
+        _, _, round_s, cost_s = self._resting
+        if self._saved_s + self._share * round_s >= cost_s:
+            return False
+        self._saved_s += self._share * round_s
+        return True
 
     def add(
         self,
@@ -78,11 +93,7 @@ class ProbePurse:
         round_s_N = table.round_s_N(len(wanted_B), 1)
         self._saved_s += self._share * float(round_s_N[0])
         waiting_B = np.flatnonzero((wanted_B == 0) & (may_B > 0))
-        # where others draft the probe joins their pass
-        drafting = int((wanted_B > 0).sum())
-        drafting_s_N = table.draft.by_requests_N(drafting + 1)
-        draft_s = max(0.0, float(drafting_s_N[-1] - drafting_s_N[-2])) + table.draft.per_token_s
-        cost_s = draft_s + float(round_s_N[1] - round_s_N[0])
+        cost_s = _probe_s(table, round_s_N, int((wanted_B > 0).sum()))
         if not len(waiting_B) or self._saved_s < cost_s:
             # no more is saved up than one probe costs, or a long quiet time would be followed by many
             self._saved_s = min(self._saved_s, cost_s)
@@ -91,3 +102,10 @@ class ProbePurse:
         probed_B = wanted_B.copy()
         probed_B[waiting_B[int(skipped_B[waiting_B].argmax())]] = 1
         return probed_B
+
+
+def _probe_s(table: CostTable, round_s_N: np.ndarray, drafting: int) -> float:
+    """What one draft more costs beside `drafting` requests that draft, whose pass it joins."""
+    drafting_s_N = table.draft.by_requests_N(drafting + 1)
+    draft_s = max(0.0, float(drafting_s_N[-1] - drafting_s_N[-2])) + table.draft.per_token_s
+    return draft_s + float(round_s_N[1] - round_s_N[0])

@@ -239,8 +239,11 @@ def _one_pass(
             tapped = None
             if session.taps.layers and tapped_NF is not None:
                 # each session gets the layers it asked for
-                parts = [layers.index(layer) for layer in session.taps.layers]
-                tapped = torch.cat([tapped_NF[mine, part * width : (part + 1) * width] for part in parts], -1)
+                if list(session.taps.layers) == layers:
+                    tapped = tapped_NF[mine]
+                else:
+                    parts = [layers.index(layer) for layer in session.taps.layers]
+                    tapped = torch.cat([tapped_NF[mine, part * width : (part + 1) * width] for part in parts], -1)
             features = Features(tapped_NF=tapped, last_ND=rows_ND[mine] if session.taps.last_hidden else None)
         found.append(TargetRows(logits_JV=logits_NV[mine], features=features))
     return found

@@ -176,3 +176,23 @@ def test_an_interpolated_table_is_written_with_probes_close_enough_for_a_floor()
     line = np.interp(np.arange(1, 102), (1, 101), (0.01, 0.02))
     assert np.abs(back.verify_s_N[1:] / line - 1).max() < 0.021
     assert values["sample_batch_tokens"][0] == 1 and values["sample_batch_tokens"][-1] == 101
+
+
+def test_requests_of_one_row_each_give_the_term_by_requests():
+    """A pass takes 5 ms, 0.5 ms a row and 0.25 ms a request: both terms are found again, and passes of any shape."""
+
+    def truth_s(rows: int, requests: int) -> float:
+        return 0.005 + 0.0005 * rows + 0.00025 * (requests - 1)
+
+    shared = [(n, -(-n // 8)) for n in (1, 4, 8, 16, 32, 64)]
+    alone = [(n, n) for n in (4, 8, 16, 32)]
+    samples = [
+        CostSample(rows=n, context_tokens=64, requests=r, seconds=truth_s(n, r)) for n, r in shared + alone for _ in "ab"
+    ]
+    table = table_from_samples(samples)
+    assert table.request_probes == (1, 4, 8, 16, 32)
+    for requests, drafts in ((1, 0), (4, 0), (8, 8), (16, 16), (16, 48), (32, 32)):
+        found_s = float(table.round_s_N(requests, drafts)[-1])
+        assert found_s == pytest.approx(truth_s(requests + drafts, requests), rel=1e-9), (requests, drafts)
+    # without them nothing is known of requests
+    assert table_from_samples(samples[: 2 * len(shared)]).request_probes == ()

@@ -164,11 +164,12 @@ def test_the_draft_cost_is_found_again_in_the_rounds_it_made():
 def test_the_profile_times_every_kind_of_pass_and_rolls_it_back():
     samples = time_target(TARGET, rows=(1, 4, 9), contexts=(8, 24), repeats=2)
     kinds = [(s.rows, s.context_tokens, s.requests) for s in samples]
-    assert sorted(kinds) == sorted([(n, c, -(-n // 8)) for n in (1, 4, 9) for c in (8, 24)] * 2)
+    shared = [(n, c, -(-n // 8)) for n in (1, 4, 9) for c in (8, 24)]
+    assert sorted(kinds) == sorted([*shared, (4, 8, 4), (9, 8, 9)] * 2)
     table = profile_target(
         TARGET, rows=(1, 8), contexts=(8,), repeats=2, drafter=DSPARK, prompts=PROMPTS, config=SHORT
     )  # fmt: skip
-    assert table.source == "measured" and len(table.samples) == 4 and table.rows == (1, 8)
+    assert table.source == "measured" and len(table.samples) == 6 and table.rows == (1, 8)
     draft = table.draft
     assert draft.drafter == "dspark" and draft.joint is True and draft.fixed_s == draft.per_request_s == 0
     assert draft.request_probes[0] == 1 and draft.request_probes[-1] == 16 and max(draft.request_s) > 0
