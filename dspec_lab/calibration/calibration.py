@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from dspec_lab.calibration.records import Rounds
 from dspec_lab.calibration.score import RESAMPLES, Score, score_survival
 from dspec_lab.calibration.split import refuse_leakage, split_by_prompt
 from dspec_lab.calibration.sts import Labels, fit_maps
-from dspec_lab.core.files import read_json, write_json
+from dspec_lab.core.files import file_hash, read_json, write_json
 
 FORMAT = "dspec_lab calibration 1"
 SHAPE_BINS = 10  # of the confidence histogram that drift is judged by
@@ -196,17 +195,3 @@ def _record(cls: type, value: Any) -> Any:
 def _tuples(value: Any) -> Any:
     # JSON has lists only
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def file_hash(path: Path | str) -> str:
-    """sha256 of a file's bytes."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def checkpoint_hash(folder: Path | str) -> str:
-    """sha256 of a checkpoint's weights; `ValueError` for a folder without any."""
-    weights = Path(folder) / "model.safetensors"
-    if not weights.is_file():
-        raise ValueError(f"{folder} is no checkpoint: it has no {weights.name}")
-    return file_hash(weights)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dspec_lab.checkpoints.fields import read_architecture, write_fields
+from dspec_lab.checkpoints.identity import WEIGHTS
 from dspec_lab.core.files import read_json, write_bytes, write_json
 from dspec_lab.drafters.architecture import Architecture, BlockArchitecture, ChainArchitecture
 from dspec_lab.drafters.backbone import BlockDraftModel
@@ -20,7 +21,7 @@ from dspec_lab.drafters.medusa_model import MedusaDraftModel
 from dspec_lab.drafters.mtp_model import MtpDraftModel
 from dspec_lab.drafters.vocabulary import DraftModel
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG = "config.json"
 EMBEDDING, HEAD, OFFSETS, KEPT = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 _OPTIONAL = (EMBEDDING, HEAD)  # the target's own are used where a checkpoint has none
 

@@ -52,10 +52,11 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from dspec_lab.bench.record import run_record
-    from dspec_lab.calibration.calibration import checkpoint_hash, fit_calibration
+    from dspec_lab.calibration.calibration import fit_calibration
     from dspec_lab.calibration.held_out import FOLDS
     from dspec_lab.calibration.records import read_rounds
     from dspec_lab.calibration.score import mean_error
+    from dspec_lab.checkpoints.identity import checkpoint_hash
     from dspec_lab.cli.calibrate_held_out import (
         domain_record,
         domain_table,

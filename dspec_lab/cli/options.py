@@ -116,7 +116,7 @@ def fits(calibration: Any, given: str) -> bool:
 
 def weights_hash(calibration: Any, given: str) -> str | None:
     """sha256 of the weights behind NAME or NAME=FOLDER, where the calibration has one to compare with."""
-    from dspec_lab.calibration.calibration import checkpoint_hash
+    from dspec_lab.checkpoints.identity import checkpoint_hash
     from dspec_lab.evaluation.drafters import TRAINED, split_name, trained_folder
 
     name, folder = split_name(given)

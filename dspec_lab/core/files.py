@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -119,3 +120,9 @@ def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current
+
+
+def file_hash(path: Path | str) -> str:
+    """sha256 of a file's bytes."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

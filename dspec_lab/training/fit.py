@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from dspec_lab.checkpoints.layout import WEIGHTS, write_checkpoint
+from dspec_lab.checkpoints.identity import checkpoint_hash
+from dspec_lab.checkpoints.layout import write_checkpoint
 from dspec_lab.core.files import write_json
 from dspec_lab.drafters.vocabulary import DraftModel
 from dspec_lab.models.decoder import LeanDecoder
@@ -143,7 +143,7 @@ class Run:
         self.state = RunState()
         self.identity = {"config": config.to_dict(), "data": corpus.key, "target": fingerprint(target)}
         if config.start_from is not None:
-            self.identity["start"] = hashlib.sha256((Path(config.start_from) / WEIGHTS).read_bytes()).hexdigest()[:16]
+            self.identity["start"] = checkpoint_hash(config.start_from)[:16]
         if (out / STATE).is_file():
             self.state = load_state(out / STATE, self.parameters, self.optimiser, self.generator, self.identity)
 

@@ -227,6 +227,9 @@ def generate_tree(
     """
     if config.verification != "token":
         raise ValueError(f"a tree is verified token-wise, not by the rule {config.verification!r}")
+    if width < 1 or config.gamma * width > MAX_NODES:
+        asked = config.gamma * width
+        raise ValueError(f"a tree holds 1..{MAX_NODES} drafts, gamma {config.gamma} and width {width} ask for {asked}")
     request = TreeRequest(
         target, drafter, prompt_ids, config, chooser or RandomStreams(config.seed, request_id), tokenizer=tokenizer
     )

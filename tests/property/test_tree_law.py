@@ -140,6 +140,9 @@ def test_bad_trees_are_refused_by_name() -> None:
     target = tiny_decoder()
     with pytest.raises(ValueError, match="token-wise, not by the rule 'block'"):
         generate_tree(target, AutoregressiveDrafter(target), [1], DecodeConfig(verification="block"))
+    for gamma, width in ((7, 0), (7, 10), (64, 1)):
+        with pytest.raises(ValueError, match=f"gamma {gamma} and width {width} ask for {gamma * width}"):
+            generate_tree(target, AutoregressiveDrafter(target), [1], DecodeConfig(gamma=gamma), width=width)
 
 
 def test_candidates_from_a_reduced_vocabulary_are_target_tokens() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dspec_lab.calibration.calibration import checkpoint_hash, fit_calibration, load_calibration
+from dspec_lab.calibration.calibration import fit_calibration, load_calibration
 from dspec_lab.calibration.drift import drift_warnings, stability_index
 from dspec_lab.calibration.maps import IsotonicMap, PlattMap, TemperatureMap, logit, sigmoid
 from dspec_lab.calibration.records import read_rounds, rounds_of_rows, survival, trace_paths
@@ -17,6 +17,7 @@ from dspec_lab.calibration.score import mean_error
 from dspec_lab.calibration.split import refuse_leakage, split_by_prompt
 from dspec_lab.calibration.sts import fit_maps, fit_platt, fit_temperatures, sparse_positions, survival_labels
 from dspec_lab.calibration.synthetic import synthetic_rounds
+from dspec_lab.checkpoints.identity import checkpoint_hash
 from dspec_lab.verifier.trace import write_trace
 
 TEMPERATURES = (2.0, 1.6, 0.6, 1.3, 2.4)

@@ -187,7 +187,9 @@ def test_requests_of_one_row_each_give_the_term_by_requests():
     shared = [(n, -(-n // 8)) for n in (1, 4, 8, 16, 32, 64)]
     alone = [(n, n) for n in (4, 8, 16, 32)]
     samples = [
-        CostSample(rows=n, context_tokens=64, requests=r, seconds=truth_s(n, r)) for n, r in shared + alone for _ in "ab"
+        CostSample(rows=n, context_tokens=64, requests=r, seconds=truth_s(n, r))
+        for n, r in shared + alone
+        for _ in range(2)
     ]
     table = table_from_samples(samples)
     assert table.request_probes == (1, 4, 8, 16, 32)
