@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from dspec_lab.drafters.architecture import BlockArchitecture
-from dspec_lab.drafters.cache import DraftCache
+from dspec_lab.drafters.block_rows import append_rows, block_rows, rows_serve
+from dspec_lab.drafters.cache import DraftCache, RowCache
 from dspec_lab.drafters.heads import HEADS, ConfidenceHead, SequentialHead
 from dspec_lab.drafters.layers import DraftLayer, Linear, RMSNorm, RotaryTable, attend, rotate
 from dspec_lab.drafters.packed import packed_attend
@@ -57,7 +58,8 @@ class BlockDraftModel(DraftModel):
     def new_cache(self, capacity: int) -> DraftCache:
         """Empty cache for a context of at most `capacity` tokens."""
         shape, weight = self.arch.spec.attention[FULL], self.fc.weight
-        return DraftCache(
+        kind = RowCache if rows_serve(self) else DraftCache
+        return kind(
             len(self.layers),
             shape.num_kv_heads,
             shape.head_dim,
@@ -79,6 +81,9 @@ class BlockDraftModel(DraftModel):
 
     def append_context(self, cache: DraftCache, features_NF: Float[Tensor, "N F"]) -> None:
         """Add the keys and values of newly committed tokens to every layer's cache."""
+        if isinstance(cache, RowCache) and torch.is_inference_mode_enabled():
+            append_rows(self, [cache], [features_NF])
+            return
         unseen = cache.make_room(features_NF.shape[0])
         count = features_NF.shape[0] - unseen
         if count == 0:
@@ -96,6 +101,8 @@ class BlockDraftModel(DraftModel):
 
         The cache is left as it was; the block's own keys and values are scratch.
         """
+        if isinstance(cache, RowCache) and torch.is_inference_mode_enabled():
+            return block_rows(self, [cache], [anchor_id])[0]
         size = self.arch.block_size
         ids_1G = torch.tensor([[anchor_id] + [self.arch.mask_token_id] * (size - 1)], device=self.fc.weight.device)
         x_1GD = self.embed(ids_1G)

@@ -124,6 +124,12 @@ class RotaryTable:
         cos_SE, sin_SE = self._up_to(int(positions_BT.max()) + 1, like)
         return cos_SE[positions_BT], sin_SE[positions_BT]
 
+    def halves(self, positions_N: Int[Tensor, " N"], like: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin), each [N, E / 2], of the given positions: one angle a pair, as the row ops take them."""
+        cos_SE, sin_SE = self._up_to(int(positions_N.max()) + 1, like)
+        half = cos_SE.shape[-1] // 2
+        return cos_SE[positions_N, :half].contiguous(), sin_SE[positions_N, :half].contiguous()
+
     def _up_to(self, end: int, like: Tensor) -> tuple[Tensor, Tensor]:
         key = (like.dtype, like.device)
         table = self._tables.get(key)

@@ -19,12 +19,13 @@ from torch import Tensor
 
 from dspec_lab.core.types import Proposal
 from dspec_lab.drafters.backbone import BlockDraftModel
-from dspec_lab.drafters.cache import DraftCache
+from dspec_lab.drafters.block_rows import append_rows, block_rows
+from dspec_lab.drafters.cache import DraftCache, RowCache
 from dspec_lab.drafters.choose import TokenChooser
 from dspec_lab.drafters.dspark import BlockSession
 from dspec_lab.drafters.layers import attend, rotate
 from dspec_lab.drafters.protocol import DraftAsk, DraftSession, SessionView
-from dspec_lab.kernels.rows import row_ops
+from dspec_lab.kernels.rows import row_ops, row_runs
 
 LARGEST_PASS = 1024  # blocks, which bounds the memory of their logits
 
@@ -101,6 +102,11 @@ def append_contexts(
     model: BlockDraftModel, caches: Sequence[DraftCache], features: Sequence[Float[Tensor, "_ F"] | None]
 ) -> None:
     """`append_context` of each cache with its own features (None: nothing new), few rows in joint products."""
+    if all(isinstance(cache, RowCache) for cache in caches):
+        given = [pair for pair in zip(caches, features, strict=True) if pair[1] is not None]
+        for part in row_runs([rows_NF.shape[0] for _, rows_NF in given], row_ops("auto").most_rows):
+            append_rows(model, [cache for cache, _ in given[part]], [rows_NF for _, rows_NF in given[part]])
+        return
     waiting: list[tuple[DraftCache, Tensor]] = []
     rows, most = 0, row_ops("auto", model.fc.weight.device).most_rows
     for cache, features_NF in zip(caches, features, strict=True):
@@ -141,6 +147,8 @@ def hidden_blocks(
     model: BlockDraftModel, caches: Sequence[DraftCache], anchors: Sequence[int]
 ) -> Float[Tensor, "R G D"]:
     """`block_hidden` of each cache and anchor: all blocks' rows through the matrices at once, attention one by one."""
+    if all(isinstance(cache, RowCache) for cache in caches):
+        return block_rows(model, caches, anchors)
     size, device = model.arch.block_size, model.fc.weight.device
     ids_RG = torch.full((len(caches), size), model.arch.mask_token_id, device=device)
     ids_RG[:, 0] = torch.tensor(anchors, device=device)

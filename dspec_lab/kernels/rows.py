@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -169,6 +170,44 @@ def native_pointers(cache: LayerCache) -> tuple[object, object, object]:
     values = (ctypes.c_void_p * count)(*(value.data_ptr() for value in cache.values))
     capacity = (ctypes.c_int64 * count)(*(key.shape[-1] for key in cache.keys))
     return keys, values, capacity
+
+
+@runtime_checkable
+class RequestCache(Protocol):
+    """One request's keys and values, layer by layer, and where they lie in memory."""
+
+    layers: list[LayerCache]
+    addresses_L2: np.ndarray | None  # of each layer's keys and values, where the compiled row ops may read them
+
+
+def joined_layers(caches: Sequence[RequestCache]) -> list[LayerCache]:
+    """Each layer's keys and values of all requests."""
+    keys = [[cache.layers[layer].keys[0] for cache in caches] for layer in range(len(caches[0].layers))]
+    values = [[cache.layers[layer].values[0] for cache in caches] for layer in range(len(caches[0].layers))]
+    addresses = [cache.addresses_L2 for cache in caches if cache.addresses_L2 is not None]
+    if len(addresses) < len(caches):
+        return [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
+    # all addresses at once: layer by layer this would take a fifth of a pass over many requests
+    pointers, count = np.ascontiguousarray(np.stack(addresses, -1)), len(caches)
+    capacity = (ctypes.c_int64 * count)(*(key.shape[-1] for key in keys[0]))
+    kind = ctypes.c_void_p * count
+    return [
+        LayerCache(k, v, (kind.from_buffer(rows_2R[0]), kind.from_buffer(rows_2R[1]), capacity))
+        for k, v, rows_2R in zip(keys, values, pointers, strict=True)
+    ]
+
+
+def row_runs(counts: Sequence[int], most: int | None) -> list[slice]:
+    """Runs of neighbours with at most `most` rows together, or one of more rows alone; all in one run for None."""
+    if most is None:
+        return [slice(0, len(counts))]
+    parts, begin, rows = [], 0, 0
+    for i, count in enumerate(counts):
+        if rows and rows + count > most:
+            parts.append(slice(begin, i))
+            begin, rows = i, 0
+        rows += count
+    return [*parts, slice(begin, len(counts))]
 
 
 def native_status() -> tuple[bool, str]:

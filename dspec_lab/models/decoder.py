@@ -8,7 +8,6 @@ layers keep all positions and look only at their window, so they roll back like 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspec_lab.kernels.rows import BLOCK, Impl, LayerCache, RowMarkers, native_pointers, row_ops
+from dspec_lab.kernels.rows import BLOCK, Impl, LayerCache, RowMarkers, joined_layers, native_pointers, row_ops
 from dspec_lab.models.family import ModelSpec, inverse_frequencies, model_spec, text_config
 from dspec_lab.models.protocol import Features, Taps, TargetRows
 from dspec_lab.models.weights import DecoderWeights, decoder_weights, truncated
@@ -157,7 +156,7 @@ class LeanDecoder:
         tapped = [x_ND.clone()] if -1 in taps.layers else []
         turns = {kind: self._cos_sin(kind, positions_N) for kind in set(spec.layer_types)}
         windows = {kind: _windowed(markers, spec.attention[kind].window, positions_N) for kind in set(spec.layer_types)}
-        layers = caches[0].layers if len(caches) == 1 else _joined(caches)
+        layers = caches[0].layers if len(caches) == 1 else joined_layers(caches)
         for index, layer in enumerate(self.weights.layers):
             kind = spec.layer_types[index]
             shape = spec.attention[kind]
@@ -294,20 +293,3 @@ def _windowed(markers: RowMarkers, window: int | None, positions_N: Tensor) -> R
         ancestors_N=markers.ancestors_N,
         span=markers.span,
     )
-
-
-def _joined(caches: Sequence[SequenceCache]) -> list[LayerCache]:
-    """Each layer's keys and values of all requests."""
-    keys = [[cache.layers[layer].keys[0] for cache in caches] for layer in range(len(caches[0].layers))]
-    values = [[cache.layers[layer].values[0] for cache in caches] for layer in range(len(caches[0].layers))]
-    addresses = [cache.addresses_L2 for cache in caches if cache.addresses_L2 is not None]
-    if len(addresses) < len(caches):
-        return [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
-    # all addresses at once: layer by layer this would take a fifth of a pass over many requests
-    pointers, count = np.ascontiguousarray(np.stack(addresses, -1)), len(caches)
-    places = (ctypes.c_int64 * count)(*(cache.capacity for cache in caches))
-    kind = ctypes.c_void_p * count
-    return [
-        LayerCache(k, v, (kind.from_buffer(rows_2R[0]), kind.from_buffer(rows_2R[1]), places))
-        for k, v, rows_2R in zip(keys, values, pointers, strict=True)
-    ]

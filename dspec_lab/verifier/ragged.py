@@ -21,7 +21,7 @@ from dspec_lab.core.streams import RandomStreams
 from dspec_lab.core.types import Generation, Proposal
 from dspec_lab.drafters.protocol import Drafter
 from dspec_lab.drafters.together import Drafted, propose_together
-from dspec_lab.kernels.rows import BLOCK, RowMarkers
+from dspec_lab.kernels.rows import BLOCK, RowMarkers, row_runs
 from dspec_lab.models.decoder import DecoderSession, LeanDecoder
 from dspec_lab.models.protocol import Features, Taps, TargetRows
 from dspec_lab.verifier.request import OnTokens, Request
@@ -188,22 +188,9 @@ def extend_ragged(sessions: Sequence[DecoderSession], feeds: Sequence[Sequence[i
     if caches != len(sessions):
         raise ValueError(f"{len(sessions)} sessions share {caches} caches; each needs one of its own")
     found = list[TargetRows]()
-    for part in _parts([len(feed) for feed in feeds], decoder.ops.most_rows):
+    for part in row_runs([len(feed) for feed in feeds], decoder.ops.most_rows):
         found += _one_pass(decoder, sessions[part], feeds[part])
     return found
-
-
-def _parts(counts: Sequence[int], most: int | None) -> list[slice]:
-    """Runs of neighbours with at most `most` rows together, or one of more rows alone; all in one run for None."""
-    if most is None:
-        return [slice(0, len(counts))]
-    parts, begin, rows = [], 0, 0
-    for i, count in enumerate(counts):
-        if rows and rows + count > most:
-            parts.append(slice(begin, i))
-            begin, rows = i, 0
-        rows += count
-    return [*parts, slice(begin, len(counts))]
 
 
 def _one_pass(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dspec_lab.drafters.cache import DraftCache
+from dspec_lab.drafters.cache import DraftCache, RowCache
+
+KINDS = pytest.mark.parametrize("kind", [DraftCache, RowCache])
 
 
 def rows(first, count):
@@ -29,8 +31,9 @@ def positions(cache, extra=0):
     return values[0, 0, :, 0].neg().tolist()
 
 
-def test_entries_stay_in_order_and_scratch_is_overwritten():
-    cache = DraftCache(2, 2, 4, capacity=10, scratch=3)
+@KINDS
+def test_entries_stay_in_order_and_scratch_is_overwritten(kind):
+    cache = kind(2, 2, 4, capacity=10, scratch=3)
     append(cache, 4)
     cache.write(1, 0, rows(90, 3) + 1, -rows(90, 3))
     assert positions(cache, 3) == [0, 1, 2, 3, 90, 91, 92]
@@ -39,9 +42,10 @@ def test_entries_stay_in_order_and_scratch_is_overwritten():
     assert positions(cache) == [0, 1, 2, 3, 4, 5]
 
 
+@KINDS
 @pytest.mark.parametrize("steps", [[1] * 40, [3, 1, 4, 1, 5, 2, 6, 5, 3, 5], [17, 1, 20, 2], [5, 5, 5, 5, 11]])
-def test_window_keeps_the_last_entries(steps):
-    cache = DraftCache(2, 2, 4, capacity=40, scratch=3, window=5)
+def test_window_keeps_the_last_entries(steps, kind):
+    cache = kind(2, 2, 4, capacity=40, scratch=3, window=5)
     size = cache.cache_bytes
     for step in steps:
         append(cache, step)
@@ -49,15 +53,22 @@ def test_window_keeps_the_last_entries(steps):
         assert positions(cache) == expected
         cache.write(1, 0, rows(90, 3) + 1, -rows(90, 3))
         assert positions(cache, 3) == [*expected, 90, 91, 92]
-    assert cache.cache_bytes == size == 2 * 2 * 2 * (10 + 3) * 4 * 4
+    # the row ops read whole blocks of 32
+    assert cache.cache_bytes == size == 2 * 2 * 2 * (32 if kind is RowCache else 10 + 3) * 4 * 4
     assert cache.length == sum(steps)
 
 
-def test_bounds_are_errors():
-    cache = DraftCache(1, 1, 4, capacity=6, scratch=2)
+@KINDS
+def test_bounds_are_errors(kind):
+    cache = kind(1, 1, 4, capacity=6, scratch=2)
     with pytest.raises(ValueError, match="7 context tokens exceed the draft cache's capacity 6"):
         cache.make_room(7)
     with pytest.raises(ValueError, match="9 draft cache entries exceed the 8 rows"):
         cache.write(0, 0, torch.zeros(1, 1, 9, 4), torch.zeros(1, 1, 9, 4))
     with pytest.raises(ValueError, match="capacity of at least 1, got 0"):
-        DraftCache(1, 1, 4, capacity=0, scratch=2)
+        kind(1, 1, 4, capacity=0, scratch=2)
+
+
+def test_the_row_ops_take_one_kind_of_numbers():
+    with pytest.raises(ValueError, match="keep fp32 on the CPU, not torch.float64"):
+        RowCache(1, 1, 4, capacity=4, scratch=2, dtype=torch.float64)

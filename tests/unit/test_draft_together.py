@@ -13,9 +13,10 @@ from dspec_lab.config import DecodeConfig, SamplingConfig
 from dspec_lab.core.files import data_dir
 from dspec_lab.core.streams import DraftDraws, RandomStreams
 from dspec_lab.core.types import Proposal
-from dspec_lab.drafters import together
+from dspec_lab.drafters import backbone, block_rows, together
 from dspec_lab.drafters.architecture import BlockArchitecture
 from dspec_lab.drafters.backbone import BlockDraftModel
+from dspec_lab.drafters.cache import RowCache
 from dspec_lab.drafters.dflash import DFlashDrafter
 from dspec_lab.drafters.dspark import BlockSession, DSparkDrafter
 from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
@@ -125,11 +126,39 @@ def play(pairs: list[Twins], rounds: int = 4) -> None:
         pairs = [*pairs[1:], twins(DSparkDrafter(pairs[0].alone.model), 20 + number)]
 
 
+@pytest.mark.parametrize("path", ["rows", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_joint_pass_gives_each_request_its_own_proposal(kind: str, dtype: torch.dtype) -> None:
+def test_a_joint_pass_gives_each_request_its_own_proposal(
+    kind: str, dtype: torch.dtype, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drafter = block_drafter(kind, dtype=dtype)
+    if path == "torch":
+        monkeypatch.setattr(backbone, "rows_serve", lambda model: False)
+    elif not block_rows.rows_serve(drafter.model):
+        pytest.skip("the compiled row ops are not here")
+    assert isinstance(drafter.start(TARGET, capacity=9).cache, RowCache) == (path == "rows")
     play([twins(drafter, number) for number in range(4)], rounds=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_row_ops_draft_as_torch_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = block_drafter(kind)
+    if not block_rows.rows_serve(drafter.model):
+        pytest.skip("the compiled row ops are not here")
+    rows = [twins(drafter, number) for number in range(3)]
+    monkeypatch.setattr(backbone, "rows_serve", lambda model: False)
+    plain = [twins(drafter, number) for number in range(3)]
+    greedy = SamplingConfig()
+    for number in range(5):  # a window of 6 moves on within these rounds
+        for mine, other in zip(rows, plain, strict=True):
+            got, wanted = (
+                pair.alone.propose(3, greedy, DraftDraws(pair.streams, number)) for pair in (mine, other)
+            )  # fmt: skip
+            assert got.token_ids == wanted.token_ids
+            torch.testing.assert_close(got.draft_logits_GV, wanted.draft_logits_GV, rtol=0, atol=2e-5)
+            for pair in (mine, other):
+                told(pair, tuple((7 * number + j) % VOCAB for j in range(1 + number % 4)))
 
 
 def test_more_rows_than_one_product_takes_are_drafted_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:

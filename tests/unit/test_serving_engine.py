@@ -144,6 +144,27 @@ def test_policies_are_compared_with_the_best_fixed_length():
     json.dumps([entry.as_dict() for entry in entries], allow_nan=False)
 
 
+@pytest.mark.parametrize("places", [3, 4])
+def test_requests_at_rest_are_decided_on_as_if_they_were_asked_each_round(places, monkeypatch):
+    """Where nobody drafts the gate does not look at the requests again: the rounds and texts must not show it."""
+    config, shares = replace(CONFIG, max_new_tokens=40, ignore_eos=True), []
+
+    def load() -> tuple[list, list]:
+        run = run_load(
+            TARGET, PROMPTS, config, ClosedLoop(concurrency=places), drafter=DSPARK, policy=Delayed(DEAR), table=DEAR,
+            gate=True, total=2 * places,
+        )  # fmt: skip
+        drafted = [(record.requests, record.drafting, record.drafted, record.rows) for record in run.rounds]
+        shares.append(np.mean([drafting > 0 for _, drafting, _, _ in drafted]))
+        return drafted, [text.token_ids for text in run.generations.values()]
+
+    rested = load()
+    monkeypatch.setattr(BatchScheduler, "_at_rest", lambda self, requests: False)
+    assert load() == rested
+    # there were rounds of both kinds, probes of the purse among them
+    assert 0 < shares[0] < 1
+
+
 def test_the_draft_cost_is_found_again_in_the_rounds_it_made():
     truth = DraftCost(request_probes=(1, 2, 5), request_s=(0.006, 0.007, 0.012), per_token_s=0.0002)
     rounds = [

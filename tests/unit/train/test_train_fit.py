@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from dspec_lab.checkpoints.drafters import open_drafter
 from dspec_lab.config import DecodeConfig
+from dspec_lab.drafters.layers import _IN_BF16
 from dspec_lab.training.fit import STATE, Run, fit
 from dspec_lab.training.responses import write_responses
 from dspec_lab.training.step import Processes, micro_loss, optimiser_step
@@ -220,6 +221,23 @@ def test_micro_batches_do_not_change_the_step(drafter, tiny_config, tiny_corpus,
         grads = [grad / grad.norm() for grad in grads]
         scale = grads[0].abs().max()
     torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=float(1e-4 * scale))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_bf16_products_train_in_the_same_direction(drafter, tiny_config, tiny_corpus, tiny_target, tmp_path):
+    losses, grads = [], []
+    for precision in ("fp32", "bf16"):
+        config = tiny_config(drafter, precision=precision)
+        run = Run(config, tiny_target, {}, tiny_corpus(config), tmp_path, None, None)
+        report = micro_loss(run.model, run._micro_batches(0.9)[0], config)
+        report.total.backward()
+        losses.append(float(report.total.detach()))
+        found = {name: parameter.grad for name, parameter in run.parameters.items() if parameter.grad is not None}
+        assert all(grad.dtype == torch.float32 for grad in found.values())
+        grads.append(torch.cat([grad.flatten() for _, grad in sorted(found.items())]))
+    assert losses[1] == pytest.approx(losses[0], rel=0.02) and losses[0] != losses[1]
+    assert float(torch.cosine_similarity(*grads, dim=0)) > 0.98
+    assert not _IN_BF16.get(), "outside of a step nothing is rounded"
 
 
 @pytest.mark.parametrize("through", [True, False])

@@ -10,6 +10,8 @@ import torch
 
 from dspec_lab.config import DecodeConfig, SamplingConfig
 from dspec_lab.core.sampling import law
+from dspec_lab.kernels.rows import native_status
+from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.training import produce as production
 from dspec_lab.training.data import build_sequences
 from dspec_lab.training.feature_source import CachedFeatures
@@ -39,6 +41,19 @@ def test_greedy_answers_are_those_of_plain_decoding(num_slots, tiny_target):
     for number, prompt in enumerate(PROMPTS):
         plain = generate(tiny_target, None, prompt, DecodeConfig(max_new_tokens=20))
         assert answers[number] == plain.token_ids
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_compiled_row_ops_give_plain_decodings_answers_too(dtype, tiny_folder):
+    if not native_status()[0]:
+        pytest.skip(f"the compiled row ops are not here: {native_status()[1]}")
+    target = LeanDecoder.from_folder(tiny_folder, dtype=dtype, impl="native")
+    sampler = BatchSampler(target, num_slots=3, max_prompt=8, max_new_tokens=20)
+    # twice: a slot's earlier answer must leave nothing behind
+    for _ in range(2):
+        answers = dict(sampler.run(requests(0.0)))
+        for number, prompt in enumerate(PROMPTS):
+            assert answers[number] == generate(target, None, prompt, DecodeConfig(max_new_tokens=20)).token_ids
 
 
 def test_sampled_answers_do_not_depend_on_the_batch(tiny_target):

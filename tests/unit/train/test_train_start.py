@@ -42,6 +42,7 @@ def test_settings_survive_json_and_yaml(drafter, tmp_path):
         ({"trained_part": "head"}, "trained_part must be all or confidence, got 'head'"),
         ({"trained_part": "confidence", "loss_confidence": 0.0}, "trained_part confidence needs"),
         ({"start_from": 3}, "start_from"),
+        ({"precision": "fp16"}, "precision must be fp32 or bf16, got 'fp16'"),
     ],
 )
 def test_bad_settings_are_named(changes, words):
