@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from dspec_lab.config import DecodeConfig
     from dspec_lab.evaluation.drafters import build_drafters, check_names
     from dspec_lab.models.decoder import LeanDecoder
+    from dspec_lab.scheduler.cost_table import pass_medians
     from dspec_lab.scheduler.sglang_table import without_request_terms, write_sglang
     from dspec_lab.serving.profile import profile_target
 
@@ -64,11 +65,21 @@ def run(args: argparse.Namespace) -> int:
         progress=lambda text: progress.print(text, style="dim"),
     )  # fmt: skip
     shown = Table(title=f"{target.name}, one pass at a context of {table.context_tokens}", title_justify="left")
-    for name in ("rows", "ms (median)", "ms a row", "rows/s"):
+    for name in ("rows", "ms, few requests", "ms a row", "rows/s", "ms, one row each"):
         shown.add_column(name, justify="right")
-    for count, seconds in zip(table.rows, table.seconds, strict=True):
-        shown.add_row(f"{count}", f"{1e3 * seconds:.2f}", f"{1e3 * seconds / count:.2f}", f"{count / seconds:.0f}")
+    passes = pass_medians(table.samples, table.context_tokens)
+    for count in table.rows:
+        few, one_each = min(requests for rows, requests in passes if rows == count), passes.get((count, count))
+        seconds = passes[count, few]
+        shown.add_row(
+            f"{count}", f"{1e3 * seconds:.2f}", f"{1e3 * seconds / count:.2f}", f"{count / seconds:.0f}",
+            f"{1e3 * one_each:.2f}" if one_each is not None and few < count else "",
+        )  # fmt: skip
     console.print(shown)
+    if table.request_probes:
+        terms = zip(table.request_probes, table.request_s, strict=True)
+        more = ", ".join(f"{count}: {1e3 * seconds:.2f}" for count, seconds in terms)
+        console.print(f"ms that a pass over so many requests takes more than over one: {more}")
     console.print(f"context: {1e9 * table.context_s:.2f} ns more per row and context token")
     if drafter is not None:
         d = table.draft

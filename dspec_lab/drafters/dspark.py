@@ -79,7 +79,8 @@ class BlockSession:
         if count > self._cache.capacity:
             raise ValueError(f"{count} context tokens exceed the draft cache's capacity {self._cache.capacity}")
         self._committed = count
-        self._waiting.append(rows_NF)
+        # rows of a batch's pass are a view of the whole pass, which must not be kept alive while they wait
+        self._waiting.append(rows_NF if rows_NF.untyped_storage().nbytes() <= rows_NF.nbytes else rows_NF.clone())
         if self._anchor is None:
             self._take_in()
         self._anchor = commit.token_ids[-1]

@@ -3,7 +3,7 @@
 Query/key/value and gate/up projections are stored fused, in this order, so that a block costs few matrix products.
 Matrices may be bf16; activations, norms and biases are fp32. Under `torch.inference_mode` the products run through
 `kernels.rows`, which reads each weight once for the few rows of a block; otherwise they are plain torch. Within
-`bf16_products` they are made of bf16 numbers, forward and backward, and summed in fp32.
+`bf16_products` they are made of bf16 numbers, forward and backward.
 """
 
 import contextlib
@@ -37,6 +37,11 @@ def _row_ops(device: torch.device) -> RowOps:
 _IN_BF16: contextvars.ContextVar[bool] = contextvars.ContextVar("bf16_products", default=False)
 
 
+def in_bf16() -> bool:
+    """Whether this is within `bf16_products`."""
+    return _IN_BF16.get()
+
+
 @contextlib.contextmanager
 def bf16_products(on: bool = True) -> Iterator[None]:
     """Within this context, products of `linear` round both sides to bf16 (mixed-precision training)."""
@@ -48,7 +53,7 @@ def bf16_products(on: bool = True) -> Iterator[None]:
 
 
 class _Bf16Product(torch.autograd.Function):
-    """x W^T of bf16 numbers with an fp32 result; gradients are products of bf16 numbers too."""
+    """x W^T of bf16 numbers, summed and given in fp32. Gradients are products of bf16 numbers, rounded to bf16."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, weight_OD: Tensor) -> Tensor:
@@ -58,7 +63,8 @@ class _Bf16Product(torch.autograd.Function):
         ops = _row_ops(x_ND.device)
         if getattr(ops, "products", "") == "bf16 pairs" and x_ND.dtype == torch.float32 and low_OD.is_contiguous():
             return ops.linear(x_ND.contiguous(), low_OD)
-        return F.linear(low_ND, low_OD).to(x_ND.dtype)
+        # torch would round the sums to bf16, which is too coarse for logits
+        return F.linear(low_ND.to(x_ND.dtype), low_OD.to(x_ND.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
@@ -74,7 +80,7 @@ def linear(x: Float[Tensor, "*N D"], weight_OD: Tensor, bias_O: Tensor | None = 
     ops = few_row_ops(x, weight_OD)
     if ops is not None:
         out = ops.linear(x.reshape(-1, x.shape[-1]).contiguous(), weight_OD).view(*x.shape[:-1], weight_OD.shape[0])
-    elif _IN_BF16.get():
+    elif in_bf16():
         out = _Bf16Product.apply(x.reshape(-1, x.shape[-1]), weight_OD).view(*x.shape[:-1], weight_OD.shape[0])
     else:
         out = F.linear(x.to(weight_OD.dtype), weight_OD).to(x.dtype)

@@ -27,7 +27,7 @@ from dspec_lab.drafters.layers import attend, rotate
 from dspec_lab.drafters.protocol import DraftAsk, DraftSession, SessionView
 from dspec_lab.kernels.rows import row_ops, row_runs
 
-LARGEST_PASS = 1024  # blocks, which bounds the memory of their logits
+LARGEST_PASS = 1024  # rows of a joint pass, which bounds the memory of their logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Drafted:
 def propose_together(asks: Sequence[DraftAsk]) -> list[Drafted]:
     """What each session's own `propose` gives, in the order of `asks`.
 
-    Sessions of one block drafter share a pass, of at most as many rows as the row ops take; all others propose one
-    after another.
+    Sessions of one block drafter share a pass, of at most `LARGEST_PASS` rows or as many as the row ops take; all
+    others propose one after another.
     """
     found: dict[int, Drafted] = {}
     shared: dict[int, list[int]] = {}
@@ -69,8 +69,12 @@ def propose_together(asks: Sequence[DraftAsk]) -> list[Drafted]:
 
 
 def _most_blocks(model: BlockDraftModel) -> int:
+    return max(1, _most_rows(model) // model.arch.block_size)
+
+
+def _most_rows(model: BlockDraftModel) -> int:
     most = row_ops("auto", model.fc.weight.device).most_rows
-    return LARGEST_PASS if most is None else max(1, most // model.arch.block_size)
+    return LARGEST_PASS if most is None else min(most, LARGEST_PASS)
 
 
 def drafts_jointly(session: DraftSession) -> bool:
@@ -104,20 +108,20 @@ def append_contexts(
     """`append_context` of each cache with its own features (None: nothing new), few rows in joint products."""
     if all(isinstance(cache, RowCache) for cache in caches):
         given = [pair for pair in zip(caches, features, strict=True) if pair[1] is not None]
-        for part in row_runs([rows_NF.shape[0] for _, rows_NF in given], row_ops("auto").most_rows):
+        for part in row_runs([rows_NF.shape[0] for _, rows_NF in given], _most_rows(model)):
             append_rows(model, [cache for cache, _ in given[part]], [rows_NF for _, rows_NF in given[part]])
         return
     waiting: list[tuple[DraftCache, Tensor]] = []
-    rows, most = 0, row_ops("auto", model.fc.weight.device).most_rows
+    rows, most = 0, _most_rows(model)
     for cache, features_NF in zip(caches, features, strict=True):
         if features_NF is None:
             continue
-        if most is not None and features_NF.shape[0] > most:
+        if features_NF.shape[0] > most:
             # another product than the one for few rows, and enough work for a pass of its own
             model.append_context(cache, features_NF)
             continue
         seen_NF = features_NF[cache.make_room(features_NF.shape[0]) :]
-        if most is not None and rows + seen_NF.shape[0] > most:
+        if rows + seen_NF.shape[0] > most:
             _append(model, waiting)
             waiting, rows = [], 0
         waiting.append((cache, seen_NF))
@@ -146,7 +150,10 @@ def _append(model: BlockDraftModel, waiting: Sequence[tuple[DraftCache, Tensor]]
 def hidden_blocks(
     model: BlockDraftModel, caches: Sequence[DraftCache], anchors: Sequence[int]
 ) -> Float[Tensor, "R G D"]:
-    """`block_hidden` of each cache and anchor: all blocks' rows through the matrices at once, attention one by one."""
+    """`block_hidden` of each cache and anchor: all blocks' rows through the matrices at once.
+
+    Attention goes block by block, unless the compiled row ops serve.
+    """
     if all(isinstance(cache, RowCache) for cache in caches):
         return block_rows(model, caches, anchors)
     size, device = model.arch.block_size, model.fc.weight.device

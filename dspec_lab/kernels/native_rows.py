@@ -42,13 +42,15 @@ class NativeRows:
         pointer, long, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
         self._linear = {torch.bfloat16: library.linear_bf16, torch.float32: library.linear_f32}
         for call in self._linear.values():
-            call.argtypes, call.restype = [pointer] * 3 + [long] * 4, None
+            call.argtypes, call.restype = [pointer] * 3 + [long] * 4 + [pointer], None
         self._norm, self._silu = library.rms_norm, library.silu_mul
         self._norm.argtypes, self._norm.restype = [pointer] * 3 + [long, long, real], None
         self._silu.argtypes, self._silu.restype = [pointer] * 2 + [long, long], None
         self._rope, self._attend = library.rope_store, library.attend
         self._rope.argtypes, self._rope.restype = [pointer] * 8 + [long] * 5, long
         self._attend.argtypes, self._attend.restype = [pointer] * 10 + [long] * 6 + [real], long
+        self._scores_alive = library.scores_alive
+        self._scores_alive.argtypes, self._scores_alive.restype = [], long
         library.products.restype = ctypes.c_char_p
         self.products = library.products().decode()  # "bf16 pairs", "fp32, 16 lanes" or "fp32, 8 lanes"
         # rows are batch-invariant up to this many
@@ -84,8 +86,16 @@ class NativeRows:
             out,
             weight_OK.shape[1],
             residual_NO is not None,
+            self._rounded(x_NK) if weight_OK.dtype == torch.bfloat16 else None,
         )
         return y_NO
+
+    def _rounded(self, x_NK: Tensor) -> int | None:
+        """Room for the rows in bf16, each filled up to a multiple of 32 numbers, where products are of bf16 pairs."""
+        if self.products != "bf16 pairs":
+            return None
+        wide = -(-x_NK.shape[1] // 32) * 32
+        return self._space("rounded", x_NK.shape[0] * wide // 2).data_ptr()  # two bf16 numbers in the place of an fp32
 
     def rms_norm(self, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         if x_ND.dtype != torch.float32 or weight_D.dtype != torch.float32 or x_ND.shape[1:] != weight_D.shape:
@@ -126,7 +136,7 @@ class NativeRows:
     ) -> Tensor:
         rows = qkv.shape[0]
         self._check_heads(qkv, heads, markers)
-        work = self._space("work", rows * heads[0] * markers.span)
+        work = self._space("work", self._scores_alive() * markers.span)
         out = torch.empty(rows, heads[0] * heads[2])
         keys, values, capacity = cache.pointers or native_pointers(cache)
         bad = self._attend(

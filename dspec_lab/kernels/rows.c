@@ -8,8 +8,10 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 
 typedef float f8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
@@ -177,7 +179,7 @@ INLINE void fv_sum3(const fv *a, float *total) {
         }                                                                                                             \
     }
 
-/* Up to FEW rows memory is the limit: one weight row at a time, for all rows. Beyond, arithmetic is: 3 weight rows at a
+/* Up to ROW_BY_ROW rows memory is the limit: one weight row at a time, for all rows. Beyond, arithmetic is: 3 weight rows at a
  * time, for a group of at most GROUP rows (as many as the registers hold), which stays in the first cache while UNIT
  * times 3 weight rows pass. What is left of N goes by one weight row.
  * Groups are of nearly equal size: few chains would wait for each other. */
@@ -235,7 +237,8 @@ INLINE void fv_sum3(const fv *a, float *total) {
             }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
-    void NAME(const T *W, const float *X, float *Y, long M, long N, long K, long add) {                               \
+    void NAME(const T *W, const float *X, float *Y, long M, long N, long K, long add, uint16_t *unused) {             \
+        (void)unused;                                                                                                 \
         if (ROW_BY_ROW(M, K)) {                                                                                       \
             _Pragma("omp parallel for schedule(static)") for (long n = 0; n < N; n++)                                 \
                 NAME##_row(W + n * K, X, Y + n, M, N, K, add);                                                        \
@@ -309,14 +312,9 @@ LINEAR(linear_f32, float, fv_f32, one_f32)
     }
 PAIRS_OF(1, 8) PAIRS_OF(4, 6)
 
-void linear_bf16(const uint16_t *W, const float *X, float *Y, long M, long N, long K, long add) {
-    static __thread uint16_t *rounded; static __thread long room;
+/* Up to 4 rows memory is the limit: one weight row at a time. Beyond 4 weight rows at once; `rounded` has room for X. */
+void linear_bf16(const uint16_t *W, const float *X, float *Y, long M, long N, long K, long add, uint16_t *rounded) {
     const long wide = (K + 31) & ~31L;
-    if (M * wide > room) {
-        free(rounded); room = M * wide;
-        rounded = malloc((size_t)room * 2);
-        if (!rounded) abort();
-    }
     for (long m = 0; m < M; m++)
         for (long k = 0; k < wide; k += 16) {
             const long left = K - k;
@@ -434,6 +432,13 @@ long rope_store(float *QKV, const float *cosine, const float *sine, const int64_
 /* Attention of G query heads of one row over one key head; scores [G, span], out [G, E]. Each head's numbers are made
  * by the same operations whatever G is. */
 #define HEADS_AT_ONCE 4
+#if defined(_OPENMP)
+static long thread_number(void) { return omp_get_thread_num(); }
+long scores_alive(void) { return HEADS_AT_ONCE * (long)omp_get_max_threads(); }
+#else
+static long thread_number(void) { return 0; }
+long scores_alive(void) { return HEADS_AT_ONCE; }
+#endif
 INLINE void attend_heads(const int G, const float *q, const float *key, const float *value, float *score, float *out,
                          long cap, long E, long span, long from, long end, uint64_t bits, float scale) {
     const long extra = bits ? 64 - __builtin_clzll(bits) : 0, stop = end + extra, lo = from & ~31L;
@@ -510,8 +515,8 @@ INLINE void attend_heads(const int G, const float *q, const float *key, const fl
 
 /* Attention of M rows, each over its own request's cache, one of `count`.
  * Row m sees cache positions first[m] .. prefix[m]-1, and prefix[m] + i where bit i of ancestors[m] is set (tree
- * drafts; a chain needs no bits). What lies between may hold anything, NaN included. The work array holds a row of
- * scores per (row, head): [M, H, span]. Query heads that share a key head are taken together, unless there are too few
+ * drafts; a chain needs no bits). What lies between may hold anything, NaN included. The work array holds the scores
+ * that each of `threads` threads is at: [threads, HEADS_AT_ONCE, span]. Query heads that share a key head are taken together, unless there are too few
  * rows to keep all threads at work.
  * Returns -1, or the first row with bad markers, and then has done nothing. */
 long attend(const float *QKV, float *out, float *work, const int64_t *first, const int64_t *prefix,
@@ -527,7 +532,7 @@ long attend(const float *QKV, float *out, float *work, const int64_t *first, con
         const long cap = capacity[owner[m]], from = first[m] < prefix[m] ? first[m] : prefix[m];
         const float *q = QKV + m * width + h * E;
         const float *key = keys[owner[m]] + kv * E * cap, *value = values[owner[m]] + kv * cap * E;
-        float *score = work + (m * H + h) * span, *y = out + (m * H + h) * E;
+        float *score = work + thread_number() * HEADS_AT_ONCE * span, *y = out + (m * H + h) * E;
 #define ATTEND(G) attend_heads(G, q, key, value, score, y, cap, E, span, from, prefix[m], ancestors[m], scale)
         switch (size) {
         case 1: ATTEND(1); break;

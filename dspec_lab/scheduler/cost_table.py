@@ -27,6 +27,7 @@ Lookup = Literal["linear", "floor"]
 LOOKUPS: tuple[Lookup, ...] = ("linear", "floor")
 FLAT = 1.05  # a table whose dearest pass costs less than this times its cheapest one cannot trim anything
 FALL = 0.97  # a pass below this times the one with fewer rows is a fall, not noise
+LEAST_SHARE = 0.1  # of a measured pass that stays with its rows, whatever its requests seem to take
 SPREAD = 0.25  # (largest - median) / median of a probe's samples from which it is called noisy
 
 
@@ -239,40 +240,67 @@ def table_from_samples(samples: Sequence[CostSample], **options: Any) -> CostTab
     if not samples:
         raise ValueError("no samples: a cost table needs at least one timed pass")
     base = min(sample.context_tokens for sample in samples)
-    by_pass: dict[tuple[int, int], list[float]] = {}
-    for sample in samples:
-        if sample.context_tokens == base:
-            by_pass.setdefault((sample.rows, sample.requests), []).append(sample.seconds)
+    middle = pass_medians(samples, base)
     # of the passes over as many rows, the one of the fewest requests
-    sharing = {count: min(r for n, r in by_pass if n == count) for count in sorted({n for n, _ in by_pass})}
+    sharing = {count: min(r for n, r in middle if n == count) for count in sorted({n for n, _ in middle})}
     rows = tuple(sharing)
-    middle = {count: statistics.median(by_pass[count, sharing[count]]) for count in rows}
     slopes = [
-        (sample.seconds - middle[sample.rows]) / (sample.rows * (sample.context_tokens - base))
+        (sample.seconds - middle[sample.rows, sharing[sample.rows]]) / (sample.rows * (sample.context_tokens - base))
         for sample in samples
         if sample.context_tokens > base and sample.requests == sharing.get(sample.rows)
     ]
-    probes, more_s = [1], [0.0]
-
-    def by_requests_s(requests: int) -> float:
-        return float(np.interp(requests, probes, more_s))
-
-    for count in rows:
-        if count > 1 and sharing[count] < count and (count, count) in by_pass:
-            # rising counts: what the fewer requests of the sharing pass take more is known already
-            rows_s = middle[count] - by_requests_s(sharing[count])
-            more_s.append(max(more_s[-1], statistics.median(by_pass[count, count]) - rows_s))
-            probes.append(count)
-    if len(probes) > 1:
-        options = {"request_probes": tuple(probes), "request_s": tuple(more_s), **options}
+    alone = [count for count in rows if sharing[count] < count and (count, count) in middle]
+    more_s = _request_terms(middle, sharing, alone)
+    if alone:
+        probes = {"request_probes": (1, *alone), "request_s": tuple(more_s)}
+        options = {**probes, **options}
+    by_requests_s = np.interp([sharing[count] for count in rows], (1, *alone), more_s)
     return CostTable(
         rows=rows,
-        seconds=tuple(max(middle[count] - by_requests_s(sharing[count]), 1e-9) for count in rows),
+        seconds=tuple(
+            max(middle[count, sharing[count]] - float(more), LEAST_SHARE * middle[count, sharing[count]])
+            for count, more in zip(rows, by_requests_s, strict=True)
+        ),
         context_tokens=base,
         context_s=max(0.0, statistics.median(slopes)) if slopes else 0.0,
         samples=tuple(samples),
         **{"source": "measured", **options},
     )
+
+
+def pass_medians(samples: Sequence[CostSample], context_tokens: int) -> dict[tuple[int, int], float]:
+    """Median seconds of passes at this context by (rows, requests)."""
+    by_pass: dict[tuple[int, int], list[float]] = {}
+    for sample in samples:
+        if sample.context_tokens == context_tokens:
+            by_pass.setdefault((sample.rows, sample.requests), []).append(sample.seconds)
+    return {shape: statistics.median(times) for shape, times in sorted(by_pass.items())}
+
+
+def _request_terms(
+    middle: Mapping[tuple[int, int], float], sharing: Mapping[int, int], alone: Sequence[int]
+) -> list[float]:
+    """What a pass over 1 and over `alone` requests takes more than over one request of as many rows; never falling.
+
+    The passes they are compared with have some requests themselves, `sharing`, whose term is unknown too: the terms are
+    found by going around until they agree.
+    """
+    from sklearn.isotonic import isotonic_regression
+
+    probes, more_s = [1, *alone], np.zeros(1 + len(alone))
+    for _ in range(50):
+        held_s = np.interp([sharing[count] for count in alone], probes, more_s)
+        found_s = [
+            middle[count, count] - middle[count, sharing[count]] + held
+            for count, held in zip(alone, held_s, strict=True)
+        ]
+        # one slow probe must not lift all that follow
+        fresh_s = np.maximum(isotonic_regression([0.0, *found_s]), 0.0)
+        fresh_s[0] = 0.0
+        if np.allclose(fresh_s, more_s, rtol=1e-12, atol=1e-15):
+            break
+        more_s = fresh_s
+    return [float(seconds) for seconds in more_s]
 
 
 def save_table(path: Path | str, table: CostTable) -> Path:

@@ -38,6 +38,8 @@ class FeatureStore:
             "weights": fingerprint(reader.target),
             "layers": list(reader.taps.layers),
         }
+        if reader.target.dtype != torch.float32:
+            about["dtype"] = str(reader.target.dtype).removeprefix("torch.")
         key = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=8).hexdigest()
         self.folder = Path(parent) / key
         self._about = about

@@ -158,13 +158,15 @@ def _check_plan(folder: Path, prompts: Sequence[TrainPrompt], target: LeanDecode
         "prompts": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
         "count": len(prompts),
         "target": target.name,
+        "dtype": str(target.dtype).removeprefix("torch."),
         "settings": json.loads(json.dumps(asdict(config))),
     }
     if not prompts:
         raise ValueError("there are no prompts to answer")
     path = folder / PLAN
-    if path.is_file() and read_json(path) != plan:
-        old = read_json(path)
+    # older plans were fp32 and did not say so
+    old = {"dtype": "float32", **read_json(path)} if path.is_file() else plan
+    if old != plan:
         changed = [name for name in plan if old.get(name) != plan[name]]
         raise ValueError(
             f"{folder} holds parts of another plan (other {', '.join(changed)}); remove it or name another file"

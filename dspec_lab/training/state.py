@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dspec_lab.core.files import write_bytes
+from dspec_lab.training.train_config import DRAFTERS, default_config
 
 FORMAT = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -78,6 +79,9 @@ def load_state(
         raise ValueError(f"{path} has format {about['format']}, this program reads {FORMAT}")
     for name, value in identity.items():
         old = about["identity"].get(name)
+        if name == "config" and isinstance(old, dict):
+            # settings that the program did not have then are at their usual values
+            old = {**default_config(old["drafter"]).to_dict(), **old} if old.get("drafter") in DRAFTERS else old
         if old != value:
             raise ValueError(
                 f"{path} belongs to a run with other {name}: {_difference(old, value)}; use another output folder, or "

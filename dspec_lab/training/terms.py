@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from dspec_lab.drafters.layers import linear
+from dspec_lab.drafters.layers import bf16_products, in_bf16, linear
 from dspec_lab.drafters.vocabulary import DraftModel
 from dspec_lab.training.fused_terms import NO_HIT, distance_terms
 from dspec_lab.training.teacher import Teacher
@@ -91,13 +91,14 @@ def model_row_terms(
     label_ids_N: Int[Tensor, " N"],
     *,
     rows_per_chunk: int = ROWS_PER_CHUNK,
-    keep_bytes: int = KEEP_BYTES,
+    keep_bytes: int | None = None,
 ) -> RowTerms:
     """`row_terms` of normed draft hidden states against the teacher's laws at flat positions `teacher_index_N`.
 
     `feature_NR` is the sequential head's feature, to be added as a bias. Logits are alive for one chunk only. Laws are
-    kept for the backward pass up to `keep_bytes`; the rows of later chunks are computed again in it.
+    kept for the backward pass up to `keep_bytes` (None: `KEEP_BYTES`); rows of later chunks are computed again in it.
     """
+    keep_bytes = KEEP_BYTES if keep_bytes is None else keep_bytes
     sample = teacher.vocabulary
     head_WD = model.draft_head()
     labels_N = model.to_draft_ids(label_ids_N)
@@ -108,7 +109,14 @@ def model_row_terms(
         labels_N = sample.place(labels_N)
     cap = model.spec.logit_softcap
 
+    low = in_bf16()
+
     def chunk(hidden: Tensor, feature: Tensor | None, teacher_index: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        # chunks that are made again in the backward pass are so outside of the caller's context
+        with bf16_products(low):
+            return terms_of(hidden, feature, teacher_index, labels)
+
+    def terms_of(hidden: Tensor, feature: Tensor | None, teacher_index: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         logits_NW = linear(hidden, head_WD)
         if cap is not None:
             logits_NW = cap * torch.tanh(logits_NW / cap)

@@ -66,7 +66,8 @@ class TrainConfig:
     first_anchors: int = 64  # dspark, dflash: blocks in each sequence in the first phase
     max_tokens: int = 1024  # longer sequences are cut
 
-    # bf16: products of bf16 numbers with fp32 sums, faster where the CPU or GPU has them; weights stay fp32
+    # bf16: products of bf16 numbers, faster where the CPU has them; the drafter's weights stay fp32, the target is
+    # loaded in bf16
     precision: str = "fp32"
 
     # optimiser: AdamW, linear warm-up, cosine decay

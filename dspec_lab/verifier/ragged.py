@@ -32,6 +32,9 @@ from dspec_lab.verifier.stopping import TokenDecoder
 LengthPolicy = Callable[[Sequence[Request]], Sequence[int]]
 
 
+NOTHING = Drafted(Proposal(()), 0.0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchRequest:
     """What one request of a batch asks for. `drafter` None is plain decoding."""
@@ -162,7 +165,7 @@ def _draft(requests: Sequence[Request]) -> list[tuple[int, ...]]:
     answers = iter(propose_together([ask for ask in asks if ask is not None]))
     feeds = []
     for request, ask in zip(requests, asks, strict=True):
-        answer = Drafted(Proposal(()), 0.0) if ask is None else next(answers)
+        answer = NOTHING if ask is None else next(answers)
         feeds.append(request.rows_of(ask, answer.proposal, answer.seconds))
     return feeds
 

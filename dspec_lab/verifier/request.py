@@ -251,6 +251,9 @@ def add_laws(record: RoundRecord, rows: TargetRows, proposal: Proposal, config: 
 def _kept_rows(features: Features | None, count: int) -> Features | None:
     if features is None:
         return None
+    given = features.tapped_NF if features.last_ND is None else features.last_ND
+    if given is None or len(given) == count:
+        return features
     return Features(
         tapped_NF=None if features.tapped_NF is None else features.tapped_NF[:count],
         last_ND=None if features.last_ND is None else features.last_ND[:count],

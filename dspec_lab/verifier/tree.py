@@ -227,8 +227,9 @@ def generate_tree(
     """
     if config.verification != "token":
         raise ValueError(f"a tree is verified token-wise, not by the rule {config.verification!r}")
-    if width < 1 or config.gamma * width > MAX_NODES:
-        asked = config.gamma * width
+    # the prompt gives the first token and the last round its own, so no round drafts more than this
+    asked = min(config.gamma, max(config.max_new_tokens - 2, 0)) * width
+    if width < 1 or asked > MAX_NODES:
         raise ValueError(f"a tree holds 1..{MAX_NODES} drafts, gamma {config.gamma} and width {width} ask for {asked}")
     request = TreeRequest(
         target, drafter, prompt_ids, config, chooser or RandomStreams(config.seed, request_id), tokenizer=tokenizer

@@ -164,7 +164,7 @@ def test_the_row_ops_draft_as_torch_does(kind: str, monkeypatch: pytest.MonkeyPa
 def test_more_rows_than_one_product_takes_are_drafted_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, passes = block_drafter("rnn"), []
     real = together.hidden_blocks
-    monkeypatch.setattr(together.row_ops("auto"), "most_rows", 128)
+    monkeypatch.setattr(together, "_most_rows", lambda model: 128)
 
     def watched(model, caches, anchors):  # type: ignore[no-untyped-def]
         passes.append(len(caches))
@@ -179,7 +179,7 @@ def test_more_rows_than_one_product_takes_are_drafted_in_several_passes(monkeypa
     together.propose_together([pair.ask(pair.joint, 5, 0) for pair in pairs])
     assert passes == [13, 14]
     # row ops without such a number draft all of them in one
-    monkeypatch.setattr(together.row_ops("auto"), "most_rows", None)
+    monkeypatch.setattr(together, "_most_rows", lambda model: together.LARGEST_PASS)
     passes.clear()
     together.propose_together([pair.ask(pair.alone, 5, 0) for pair in pairs])
     assert passes == [27]
@@ -327,3 +327,14 @@ def test_the_trained_drafter_proposes_the_same_in_a_joint_pass(default_model_dir
             for request in (alone, joint):
                 request.take(request.session.extend(feed))
             assert alone.result.token_ids == joint.result.token_ids
+
+
+def test_rows_that_wait_do_not_keep_their_pass_alive() -> None:
+    session = block_drafter("vanilla").start(TARGET, capacity=60)
+    session.commit(Commit((1, 2, 3), Features(tapped_NF=torch.randn(2, 32), last_ND=None)))
+    whole_NF = torch.randn(50, 32)
+    session.commit(Commit((4, 5), Features(tapped_NF=whole_NF[10:12], last_ND=None)))
+    session.commit(Commit((6,), Features(tapped_NF=whole_NF[20:21], last_ND=None)))
+    kept = session._waiting
+    assert [rows_NF.untyped_storage().nbytes() for rows_NF in kept] == [2 * 32 * 4, 32 * 4]
+    assert torch.equal(torch.cat(kept), whole_NF[[10, 11, 20]])

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from dspec_lab.checkpoints.drafters import open_drafter
 from dspec_lab.config import DecodeConfig
-from dspec_lab.drafters.layers import _IN_BF16
+from dspec_lab.drafters.layers import in_bf16
+from dspec_lab.training import terms
 from dspec_lab.training.fit import STATE, Run, fit
 from dspec_lab.training.responses import write_responses
 from dspec_lab.training.step import Processes, micro_loss, optimiser_step
@@ -237,7 +238,19 @@ def test_bf16_products_train_in_the_same_direction(drafter, tiny_config, tiny_co
         grads.append(torch.cat([grad.flatten() for _, grad in sorted(found.items())]))
     assert losses[1] == pytest.approx(losses[0], rel=0.02) and losses[0] != losses[1]
     assert float(torch.cosine_similarity(*grads, dim=0)) > 0.98
-    assert not _IN_BF16.get(), "outside of a step nothing is rounded"
+    assert not in_bf16(), "outside of a step nothing is rounded"
+
+
+def test_bf16_products_are_made_again_as_they_were(tiny_config, tiny_corpus, tiny_target, tmp_path, monkeypatch):
+    """Laws beyond the memory limit are computed again in the backward pass, where the step's context is left."""
+    grads = []
+    for keep_bytes in (2**30, 0):
+        monkeypatch.setattr(terms, "KEEP_BYTES", keep_bytes)
+        config = tiny_config("eagle3", precision="bf16")
+        run = Run(config, tiny_target, {}, tiny_corpus(config), tmp_path, None, None)
+        micro_loss(run.model, run._micro_batches(0.9)[0], config).total.backward()
+        grads.append(torch.cat([p.grad.flatten() for _, p in sorted(run.parameters.items()) if p.grad is not None]))
+    assert torch.equal(*grads)
 
 
 @pytest.mark.parametrize("through", [True, False])
