@@ -120,8 +120,14 @@ def _entropies(proposal: Proposal) -> np.ndarray:
     if proposal.draft_logits_GV is None:
         raise ValueError("the calibration reads the draft's entropy, and the drafter gives no logits")
     # in fp32, unlike a trace's, since it is paid for in every round; the difference is far below a bin
-    law_GV = torch.softmax(proposal.draft_logits_GV.float(), dim=-1)
-    return (torch.special.entr(law_GV).sum(-1) / math.log(2)).double().numpy(force=True)
+    logits_GV = proposal.draft_logits_GV.float()
+    law_GV = torch.softmax(logits_GV, dim=-1)
+    top_G1, best_G1 = logits_GV.max(dim=-1, keepdim=True)
+    # H = log sum e^z - sum p z; the largest p is never tiny, so its logarithm is safe
+    nats_G = (top_G1 - law_GV.gather(-1, best_G1).log())[:, 0] - torch.linalg.vecdot(law_GV, logits_GV)
+    if not bool(torch.isfinite(nats_G).all()):
+        nats_G = torch.special.entr(law_GV).sum(-1)  # a logit of -inf: 0 times it is no number
+    return (nats_G / math.log(2)).double().numpy(force=True)
 
 
 def dress_drafter(

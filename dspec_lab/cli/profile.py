@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dspec_lab.cli.options import add_target_options, load_models
+from dspec_lab.cli.options import add_target_options, check_confidence, dressed, load_models
 from dspec_lab.cli.output import add_json_option, check_json_target, text_console, write_result
 
 
@@ -22,11 +22,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="context lengths, comma-separated")
     parser.add_argument("--repeats", type=int, default=5, help="timed passes of each kind (default: 5)")
     parser.add_argument("--drafter", help="a drafter (or NAME=FOLDER) whose cost is fitted too")
+    parser.add_argument("--calibration", metavar="FILE", help="time it with this calibration, which also takes time")
     parser.add_argument("--gamma", type=int, default=7, help="its drafted tokens per round (default: 7)")
     parser.add_argument("--sglang", metavar="FILE", help="also write SGLang's table of steps per second")
     parser.add_argument("--requests", type=int, default=1, help="request count that SGLang's table holds for")
     add_target_options(parser)
     add_json_option(parser)
+    parser.set_defaults(confidence_threshold=None)
     return parser
 
 
@@ -48,14 +50,19 @@ def run(args: argparse.Namespace) -> int:
     config = DecodeConfig(gamma=args.gamma, max_new_tokens=24, ignore_eos=True)
     if args.repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {args.repeats}")
+    if args.drafter is None and args.calibration is not None:
+        raise ValueError(f"--calibration {args.calibration} belongs to a drafter: give --drafter too")
+    calibration = None
     if args.drafter is not None:
         check_names([args.drafter])
+        calibration = check_confidence(args, [args.drafter])
     target, tokenizer = load_models(args)
     if not isinstance(target, LeanDecoder):
         raise ValueError(f"only lean decoders run ragged batches; {target.name} is another kind")
     drafter, prompts = None, []
     if args.drafter is not None:
-        drafter = next(iter(build_drafters([args.drafter], target, draft_model=args.draft_model).values()))
+        built = build_drafters([args.drafter], target, draft_model=args.draft_model)
+        drafter = next(iter(dressed(built, [args.drafter], args, calibration).values()))
         prompts = served_prompts(tokenizer, "all", 4)
     console, progress = text_console(args.json), text_console("-")
     settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug", "json")}

@@ -109,6 +109,8 @@ def verify_greedy(logits_JV: Float[Tensor, "J V"], proposal: Proposal) -> Verdic
     """
     if logits_JV.shape[0] != proposal.gamma + 1:
         raise ValueError(f"{proposal.gamma} drafts need {proposal.gamma + 1} target rows, got {logits_JV.shape[0]}")
+    if proposal.gamma == 0:
+        return Verdict(num_accepted=0, next_token=greedy_ids(logits_JV, what="target (draft position 0)")[0])
     for k in range(proposal.gamma + 1):
         choice = greedy_ids(logits_JV[k : k + 1], what=f"target (draft position {k})")[0]
         if k == proposal.gamma or choice != proposal.token_ids[k]:

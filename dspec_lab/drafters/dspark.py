@@ -15,6 +15,8 @@ from dspec_lab.drafters.fit import check_target, context_rows
 from dspec_lab.drafters.protocol import Commit
 from dspec_lab.models.protocol import Taps, Target
 
+FRESH = 8  # rounds whose features may wait as views of their passes
+
 
 class DSparkDrafter:
     """Drafts blocks from the target's tapped layers. The block always has its trained width; gamma cuts it.
@@ -47,7 +49,8 @@ class BlockSession:
         self._name = name
         self._cache = model.new_cache(capacity)
         self._anchor: int | None = None
-        self._waiting: list[Tensor] = []
+        self._waiting: list[Tensor] = []  # features not yet in the cache, oldest first, and then
+        self._fresh: list[Tensor] = []  # those of the newest rounds
         self._committed = 0
 
     @property
@@ -79,8 +82,11 @@ class BlockSession:
         if count > self._cache.capacity:
             raise ValueError(f"{count} context tokens exceed the draft cache's capacity {self._cache.capacity}")
         self._committed = count
-        # rows of a batch's pass are a view of the whole pass, which must not be kept alive while they wait
-        self._waiting.append(rows_NF if rows_NF.untyped_storage().nbytes() <= rows_NF.nbytes else rows_NF.clone())
+        self._fresh.append(rows_NF)
+        if len(self._fresh) == FRESH:
+            # rows of a batch's pass are a view of the whole pass, which must not be kept alive while they wait
+            self._waiting.append(torch.cat(self._fresh))
+            self._fresh.clear()
         if self._anchor is None:
             self._take_in()
         self._anchor = commit.token_ids[-1]
@@ -107,11 +113,12 @@ class BlockSession:
 
     def hand_over(self) -> Tensor | None:
         """The feature rows that wait, for the caller to append to `cache`; None where none do."""
-        if not self._waiting:
+        held = [*self._waiting, *self._fresh]
+        if not held:
             return None
-        rows_NF = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
         self._waiting.clear()
-        return rows_NF
+        self._fresh.clear()
+        return held[0] if len(held) == 1 else torch.cat(held)
 
     def _take_in(self) -> None:
         rows_NF = self.hand_over()

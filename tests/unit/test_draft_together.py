@@ -13,7 +13,7 @@ from dspec_lab.config import DecodeConfig, SamplingConfig
 from dspec_lab.core.files import data_dir
 from dspec_lab.core.streams import DraftDraws, RandomStreams
 from dspec_lab.core.types import Proposal
-from dspec_lab.drafters import backbone, block_rows, together
+from dspec_lab.drafters import backbone, block_rows, dspark, together
 from dspec_lab.drafters.architecture import BlockArchitecture
 from dspec_lab.drafters.backbone import BlockDraftModel
 from dspec_lab.drafters.cache import RowCache
@@ -329,12 +329,13 @@ def test_the_trained_drafter_proposes_the_same_in_a_joint_pass(default_model_dir
             assert alone.result.token_ids == joint.result.token_ids
 
 
-def test_rows_that_wait_do_not_keep_their_pass_alive() -> None:
+def test_rows_that_wait_do_not_keep_their_passes_alive() -> None:
     session = block_drafter("vanilla").start(TARGET, capacity=60)
     session.commit(Commit((1, 2, 3), Features(tapped_NF=torch.randn(2, 32), last_ND=None)))
-    whole_NF = torch.randn(50, 32)
-    session.commit(Commit((4, 5), Features(tapped_NF=whole_NF[10:12], last_ND=None)))
-    session.commit(Commit((6,), Features(tapped_NF=whole_NF[20:21], last_ND=None)))
-    kept = session._waiting
-    assert [rows_NF.untyped_storage().nbytes() for rows_NF in kept] == [2 * 32 * 4, 32 * 4]
-    assert torch.equal(torch.cat(kept), whole_NF[[10, 11, 20]])
+    passes = [torch.randn(50, 32) for _ in range(2 * dspark.FRESH + 3)]
+    for number, whole_NF in enumerate(passes):
+        session.commit(Commit((number,), Features(tapped_NF=whole_NF[number : number + 1], last_ND=None)))
+    alive = {rows_NF.untyped_storage().data_ptr() for rows_NF in (*session._waiting, *session._fresh)}
+    assert len(alive & {whole_NF.untyped_storage().data_ptr() for whole_NF in passes}) < dspark.FRESH
+    expected = torch.stack([whole_NF[number] for number, whole_NF in enumerate(passes)])
+    assert torch.equal(session.hand_over(), expected) and session.hand_over() is None
