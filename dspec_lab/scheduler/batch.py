@@ -37,6 +37,16 @@ class Decision:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was found of the requests before they drafted; it holds until their round is settled."""
+
+    memories: list[_Memory]
+    standing: Standing
+    expected_BG: np.ndarray  # conditional acceptance
+    context_tokens: float
+
+
 @dataclass(slots=True)
 class _Memory:
     """What is kept of one request."""
@@ -81,6 +91,7 @@ class BatchScheduler:
         # requests of which none drafts, while they are the same, and the rounds for which that has gone on
         self._resting: list[ReferenceType[Request]] = []
         self._rested = 0
+        self._look: _Look | None = None  # of the gate, for the decision that follows in the same round
         self._numbers = itertools.count()
         self._memory: WeakKeyDictionary[Request, _Memory] = WeakKeyDictionary()
 
@@ -88,17 +99,18 @@ class BatchScheduler:
         """Drafts to ask of each request's drafter this round; decided by earlier rounds, before anything is drafted."""
         if self.table is None:
             raise ValueError("draft lengths rest on a cost table, got none")
-        start = time.perf_counter()
+        start, self._look = time.perf_counter(), None
         if self._at_rest(requests) and self._purse.rest(len(requests), self.table):
             # nobody drafted, so nothing was learned, and nothing changes
             self._rested += 1
             self._gate_s = time.perf_counter() - start
             return [0] * len(requests)
-        memories = self._read(requests)
+        look = self._look = self._look_at(requests)
+        memories = look.memories
         who = tuple(memory.number for memory in memories)
         if self._chosen is None or self._chosen[0] != who:
-            expected_BG = np.cumprod(self._history.chances(_stacked(memories)), axis=1)
-            self._chosen = who, draft_lengths(expected_BG, self.table, context_tokens=_context(requests))
+            survival_BG = np.cumprod(look.expected_BG, axis=1)
+            self._chosen = who, draft_lengths(survival_BG, self.table, context_tokens=look.context_tokens)
         may_B = np.array([self._room(request) for request in requests], dtype=np.int64)
         wanted_B = np.minimum(self._chosen[1], may_B)
         for reference in self._resting:
@@ -119,7 +131,8 @@ class BatchScheduler:
         if self._rested and self._at_rest(requests) and not any(request.proposal.gamma for request in requests):
             self._log(requests, np.zeros(B, dtype=np.int64), [0] * B, set(), time.perf_counter() - start)
             return [0] * B
-        memories = self._read(requests)
+        look, self._look = self._look or self._look_at(requests), None
+        memories = look.memories
         lens_B = np.array([request.proposal.gamma for request in requests], dtype=np.int64)
         for memory, length in zip(memories, lens_B.tolist(), strict=True):
             memory.drafted = length
@@ -129,8 +142,7 @@ class BatchScheduler:
         if not lens_B.any():
             self._log(requests, lens_B, [0] * B, set(), time.perf_counter() - start)
             return [0] * B
-        standing = _stacked(memories)
-        expected_BG = self._history.chances(standing)
+        standing, expected_BG = look.standing, look.expected_BG
         raw_BG, told_B = np.ones((B, self.gamma)), np.zeros(B, dtype=bool)
         for i, request in enumerate(requests):
             confidence_G = request.proposal.confidence_G
@@ -156,7 +168,7 @@ class BatchScheduler:
             past_BG=past_BG,
             asked_B=np.array([min(request.gamma, self._room(request)) for request in requests], dtype=np.int64),
             draft_s=self.table.draft.seconds(int((lens_B > 0).sum()), drafted) if self.table else 0.0,
-            context_tokens=_context(requests),
+            context_tokens=look.context_tokens,
         )
         lengths = [int(length) for length in self.policy.lengths(view)]
         sources: set[Source] = set()
@@ -188,6 +200,11 @@ class BatchScheduler:
     def _room(self, request: Request) -> int:
         left = request.config.max_new_tokens - len(request.result.token_ids) - 1
         return 0 if request.drafter is None else max(0, min(request.config.gamma, self.gamma, left))
+
+    def _look_at(self, requests: Sequence[Request]) -> _Look:
+        memories = self._read(requests)
+        standing = _stacked(memories)
+        return _Look(memories, standing, self._history.chances(standing), _context(requests))
 
     def _read(self, requests: Sequence[Request]) -> list[_Memory]:
         """The requests' memories, after taking in the rounds that were settled since."""
@@ -229,7 +246,7 @@ def _stacked(memories: Sequence[_Memory]) -> Standing:
 
 
 def _context(requests: Sequence[Request]) -> float:
-    return float(np.mean([len(r.result.prompt_ids) + len(r.result.token_ids) for r in requests]))
+    return sum(len(r.result.prompt_ids) + len(r.result.token_ids) for r in requests) / len(requests)
 
 
 class ProposalPolicy:

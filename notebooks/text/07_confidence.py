@@ -11,10 +11,9 @@
 #
 # **Question.** Does the drafter know when it is wrong, and what is that knowledge worth?
 #
-# **Claim.** Its confidence tells good drafts from bad ones, though less well than the paper's. As trained with the draft
-# layers it is too sure by a bias, which no temperature (the paper's map) takes away, while a slope with a bias (Platt)
-# does; trained once more on texts that those layers had not seen, it needs no map. No map of it can mend the telling
-# apart; at temperature 0 the entropy of the draft's own law can. Cutting blocks where survival is unlikely then trades
+# **Claim.** Its confidence tells good drafts from bad ones, though less well than the paper's. What it is off by is
+# little, and mostly a bias: no temperature (the paper's map) takes it away, a slope with a bias (Platt) does. No map of
+# it can mend the telling apart; at temperature 0 the entropy of the draft's own law can. Cutting blocks where survival is unlikely then trades
 # rejected drafts for tokens; the best threshold depends on what a verified row costs.
 #
 # The confidence $c_k$ is the chance that draft $k$ survives given that all before it did; survival is
@@ -122,7 +121,7 @@ held_out_figure(by_domain, areas, title=f"{drafter}, T = {temperature:g}")
 
 # %% [markdown]
 # The paper reports an AUROC of 0.81 to 0.90 on a 4B target. A head is a linear map of what the draft layers know, and
-# these layers were trained for an hour and a half on a small corpus.
+# these layers were trained for about two hours on two cores.
 
 # %% [markdown]
 # ## A second signal
@@ -130,8 +129,8 @@ held_out_figure(by_domain, areas, title=f"{drafter}, T = {temperature:g}")
 # At temperature 0 a draft is right or wrong, and a drafter torn between tokens is often wrong: the entropy $H_k$ of its
 # law then tells more than the head, which as a linear map must guess it. An *entropy map* reads both,
 # $\mathrm{sigmoid}(s \, \mathrm{logit} \, c_k - w H_k + b)$. It may reorder drafts, which no map of $c_k$ alone can. $H_k$ is
-# that of the law before the draw, a function of the drafts before $k$, so a block cut by it stays lossless. These rounds
-# are of the head that was trained on unseen texts: its error before any map is near the floor.
+# that of the law before the draw, a function of the drafts before $k$, so a block cut by it stays lossless. On chat the
+# error before any map is near the floor, which is what perfect chances would show with so few rounds: no map halves it.
 
 # %%
 greedy = read_rounds(paths, drafter=drafter, temperature=greedy_temperature)
@@ -194,15 +193,16 @@ sweep_panel.static()
 # known temperatures are found, and the held-out error of each position falls to 2 % or what chance leaves
 assert all(abs(m.temperature / t - 1) < 0.2 for m, t in zip(recovered.maps, truth))
 assert all(score.ece <= max(0.02, 1.5 * score.ece_floor) for score in recovered.after)
-# on the drafter the best map's mean error over positions is at most 2 % and half of before; temperatures do less
+# on the drafter the best map's mean error over positions is at most 2 % and three quarters of before; temperatures do
+# less
 lowest = min(error for name, error in mean_errors.items() if name != "none")
-assert lowest <= 0.02 and lowest <= 0.5 * mean_errors["none"], mean_errors
+assert lowest <= 0.02 and lowest <= 0.75 * mean_errors["none"], mean_errors
 assert mean_errors["platt"] < mean_errors["temperature"], mean_errors
 
 # %%
-# on held-out chat alone, Platt maps leave at most 2 % and half of before; all maps keep the order
+# on held-out chat alone, Platt maps leave at most 2 % and less than before; all maps keep the order
 chat = {score.method: score for score in by_domain if score.domain == "chat"}
-assert chat["platt"].mean_after.estimate <= min(0.02, 0.5 * chat["platt"].mean_before.estimate)
+assert chat["platt"].mean_after.estimate <= min(0.02, chat["platt"].mean_before.estimate)
 assert chat["temperature"].mean_after.estimate > chat["platt"].mean_after.estimate
 assert all(score.order_kept for score in by_domain)
 # at the first draft of chat the entropy adds little to the confidence, and both stay far below the ceiling
