@@ -7,11 +7,15 @@ sums of at most 1600 products.
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from dspec_lab.kernels import native_rows
 from dspec_lab.kernels.native_rows import MANY_ROWS
 from dspec_lab.kernels.rows import BLOCK, LayerCache, RowMarkers, TorchRows, native_status, row_ops
 
@@ -350,6 +354,45 @@ def test_rows_of_norm_gate_and_attention_are_batch_invariant():
     for rows in range(1, 65):
         for got, expected in zip(some(slice(0, rows)), alone, strict=True):
             assert torch.equal(got, expected[:rows]), rows
+
+
+# this CPU runs one of the ways to multiply; the others, of older CPUs, are built for it here
+
+
+@pytest.fixture(scope="module", params=["x86-64-v3", "skylake-avx512"])
+def older(request, tmp_path_factory):
+    """The ops as an older CPU would have them: AVX2 alone, or AVX-512 without bf16."""
+    needed = {"x86-64-v3": "avx2", "skylake-avx512": "avx512bw"}[request.param]
+    info, command = Path("/proc/cpuinfo"), native_rows._compiler()[0]
+    if command is None or not info.exists() or needed not in info.read_text():
+        pytest.skip(f"no compiler, or a CPU without {needed}")
+    library = tmp_path_factory.mktemp("native") / "rows.so"
+    flags = [*native_rows.FLAGS, f"-march={request.param}", "-fopenmp"]
+    done = subprocess.run([*command, *flags, str(native_rows.SOURCE), "-o", str(library), "-lm"], check=False)
+    if done.returncode:
+        pytest.skip(f"{command[0]} does not build for {request.param}")
+    ops = native_rows.NativeRows(ctypes.CDLL(str(library)))
+    assert ops.products == {"x86-64-v3": "fp32, 8 lanes", "skylake-avx512": "fp32, 16 lanes"}[request.param]
+    return ops
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_older_cpus_multiply_alike(older, dtype):
+    for wide, out in ((576, 97), (149, 37), (7, 5)):
+        weight_OK, x_NK = normal(out, wide, seed=1, dtype=dtype), normal(MANY_ROWS, wide)
+        alone = torch.cat([older.linear(x_NK[n : n + 1], weight_OK) for n in range(MANY_ROWS)])
+        close(alone, TORCH.linear(x_NK, weight_OK.float()), 4e-6)
+        for rows in (*range(1, 27), 64, MANY_ROWS):
+            assert torch.equal(older.linear(x_NK[:rows], weight_OK), alone[:rows]), rows
+        many_NK = torch.cat([x_NK, x_NK[:3]])
+        close(older.linear(many_NK, weight_OK), TORCH.linear(many_NK, weight_OK.float()), 4e-6)
+
+
+def test_older_cpus_attend_and_gate_alike(older):
+    cache, qkv = caches(96), qkv_rows(7)
+    close(older.attend(qkv, cache, CHAIN, HEADS, 0.3), TORCH.attend(qkv, cache, CHAIN, HEADS, 0.3), 1e-5)
+    gate_up_NM = normal(5, 62, seed=2)
+    close(older.silu_mul(gate_up_NM), TORCH.silu_mul(gate_up_NM))
 
 
 @pytest.mark.model
