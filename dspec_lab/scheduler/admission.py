@@ -24,6 +24,9 @@ def present(survival_BG: Float[np.ndarray, "B G"], lens_B: Integer[np.ndarray, "
 
 def falling(chances_BG: Float[np.ndarray, "B G"]) -> Float[np.ndarray, " N"]:
     """All chances of `present`, largest first, those of absent drafts left out."""
+    if len(chances_BG) == 1:
+        # along a request chances never increase, and absent drafts are the last
+        return chances_BG[0][: int(np.count_nonzero(chances_BG >= 0.0))]
     sorted_N = np.sort(chances_BG, axis=None)
     return sorted_N[np.searchsorted(sorted_N, 0.0) :][::-1]
 

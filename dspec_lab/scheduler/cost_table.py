@@ -8,6 +8,7 @@ the cost is infinite, so that no decision rests on what was not measured.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ Lookup = Literal["linear", "floor"]
 LOOKUPS: tuple[Lookup, ...] = ("linear", "floor")
 FLAT = 1.05  # a table whose dearest pass costs less than this times its cheapest one cannot trim anything
 FALL = 0.97  # a pass below this times the one with fewer rows is a fall, not noise
+REMEMBERED = 512  # rounds of one shape each whose times are kept
 LEAST_SHARE = 0.1  # of a measured pass that stays with its rows, whatever its requests seem to take
 SPREAD = 0.25  # (largest - median) / median of a probe's samples from which it is called noisy
 
@@ -74,16 +76,8 @@ class DraftCost:
             raise ValueError("drafting is given by request counts: fixed_s and per_request_s must be 0 then")
 
     def by_requests_N(self, most: int) -> Float[np.ndarray, " N"]:
-        """Time for n = 0..most drafting requests, tokens left out; nothing where none drafts."""
-        count_N = np.arange(most + 1, dtype=np.float64)
-        if self.request_s:
-            probes, seconds = self.request_probes, self.request_s
-            slope = 0.0 if len(probes) == 1 else max(0.0, (seconds[-1] - seconds[0]) / (probes[-1] - probes[0]))
-            found_N = np.interp(count_N, probes, seconds) + slope * np.maximum(count_N - probes[-1], 0.0)
-        else:
-            found_N = self.fixed_s + self.per_request_s * count_N
-        found_N[0] = 0.0
-        return found_N
+        """Time for n = 0..most drafting requests, tokens left out; nothing where none drafts. Not to be written to."""
+        return _drafting_s_N(self, most)
 
     def seconds(self, requests: int, tokens: int) -> float:
         """Time to draft `tokens` in all for `requests` requests; nothing where none drafts."""
@@ -93,6 +87,20 @@ class DraftCost:
         """Drafting `drafts` tokens for each of `requests` requests over doing so for one; `requests` if not joint."""
         one_s = self.seconds(1, drafts) if self.joint else 0.0
         return self.seconds(requests, requests * drafts) / one_s if one_s else float(requests)
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _drafting_s_N(cost: DraftCost, most: int) -> Float[np.ndarray, " N"]:
+    count_N = np.arange(most + 1, dtype=np.float64)
+    if cost.request_s:
+        probes, seconds = cost.request_probes, cost.request_s
+        slope = 0.0 if len(probes) == 1 else max(0.0, (seconds[-1] - seconds[0]) / (probes[-1] - probes[0]))
+        found_N = np.interp(count_N, probes, seconds) + slope * np.maximum(count_N - probes[-1], 0.0)
+    else:
+        found_N = cost.fixed_s + cost.per_request_s * count_N
+    found_N[0] = 0.0
+    found_N.flags.writeable = False
+    return found_N
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +178,24 @@ class CostTable:
         """
         if requests < 1 or requests > self.last_row:
             raise ValueError(f"the cost table covers 1 to {self.last_row} rows, {requests} requests need as many")
-        found_N = np.full(most + 1, np.inf)
-        known_N = self.verify_s_N[requests : requests + most + 1]
-        found_N[: len(known_N)] = known_N + (draft_s + self.overhead_s(requests))
-        if self.context_s and context_tokens is not None:
-            beyond = max(0.0, context_tokens - self.context_tokens)
-            found_N += self.context_s * beyond * np.arange(requests, requests + most + 1)
-        return found_N
+        held = self._rounds.get((requests, most))
+        if held is None:
+            base_N = np.full(most + 1, np.inf)
+            known_N = self.verify_s_N[requests : requests + most + 1]
+            base_N[: len(known_N)] = known_N + self.overhead_s(requests)
+            held = base_N, np.arange(requests, requests + most + 1)
+            if len(self._rounds) >= REMEMBERED:
+                self._rounds.clear()
+            self._rounds[requests, most] = held
+        base_N, rows_N = held
+        if self.context_s and context_tokens is not None and context_tokens > self.context_tokens:
+            return base_N + (draft_s + self.context_s * (context_tokens - self.context_tokens) * rows_N)
+        return base_N + draft_s
+
+    @cached_property
+    def _rounds(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
+        # times and rows of rounds asked for before, by requests and most drafts: a scheduler asks in every round
+        return {}
 
     def steps_per_s(self, rows: int, requests: int = 1) -> float:
         """SPS(B) without drafting. Ref: DSpark (arXiv:2607.05147), Algorithm 1."""

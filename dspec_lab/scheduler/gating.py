@@ -31,9 +31,27 @@ def draft_lengths(
     taken by falling gain; all numbers of drafting requests are compared, none included. Where drafted tokens cost
     nothing each a request drafts its whole block or nothing; otherwise only as far as verification would follow.
     """
-    B, G = predicted_BG.shape
     predicted_BG = caution * predicted_BG
-    draft = table.draft
+    if len(predicted_BG) == 1:
+        return _for_one(predicted_BG[0], table, context_tokens)
+    return _for_many(predicted_BG, table, context_tokens)
+
+
+def _for_one(predicted_G: np.ndarray, table: CostTable, context_tokens: float | None) -> Integer[np.ndarray, " B"]:
+    """`_for_many` of one request, where nothing is to be ranked: a quiet batch waits for this in each round."""
+    G, draft = len(predicted_G), table.draft
+    round_s_N = table.round_s_N(1, G, context_tokens=context_tokens)
+    gained_N = np.ones(G + 1)
+    gained_N[1:] += np.cumsum(predicted_G.astype(np.float32).astype(np.float64))
+    paid_s = float(draft.by_requests_N(1)[1])
+    wanted = best_budget(gained_N / (round_s_N + (draft.per_token_s * np.arange(G + 1) + paid_s)))
+    drafted = wanted if draft.per_token_s or not wanted else G
+    rate = float(gained_N[wanted]) / (float(round_s_N[wanted]) + paid_s + draft.per_token_s * drafted)
+    return np.array([drafted if rate > 1 / float(round_s_N[0]) else 0], dtype=np.int64)
+
+
+def _for_many(predicted_BG: np.ndarray, table: CostTable, context_tokens: float | None) -> Integer[np.ndarray, " B"]:
+    (B, G), draft = predicted_BG.shape, table.draft
     chances_BG = present(predicted_BG, np.full(B, G))
     falling_N = falling(chances_BG)
     round_s_N = table.round_s_N(B, B * G, context_tokens=context_tokens)

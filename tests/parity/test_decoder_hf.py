@@ -175,7 +175,10 @@ def test_pieces_give_what_the_whole_gives(pairs, case, impl):
 
 @pytest.mark.parametrize("case", ["llama", "qwen3", "gemma4, keys as values", "gemma4, own values, untied"])
 def test_bf16_weights(pairs, case):
-    """The compiled ops keep activations in fp32: bf16 weights give what the same numbers give in fp32."""
+    """The compiled ops keep activations in fp32: bf16 weights give what the same numbers give in fp32.
+
+    Where the CPU multiplies pairs of bf16 they round the input of each product, as plain torch does.
+    """
     if not native_status()[0]:
         pytest.skip(native_status()[1])
     pair, ids = pairs(case, rounded=True), token_ids(41)
@@ -183,9 +186,10 @@ def test_bf16_weights(pairs, case):
     assert decoder.weights.layers[0].qkv.dtype == torch.bfloat16
     logits_JV, tapped_NF, last_ND = pair.expected(ids)
     rows = decoder.session(capacity=41, taps=all_taps(decoder)).extend(ids)
-    near(rows.logits_JV, logits_JV)
-    near(rows.features.tapped_NF, tapped_NF)
-    near(rows.features.last_ND, last_ND)
+    far = {"share": 4e-2} if decoder.ops.products == "bf16 pairs" else {}
+    near(rows.logits_JV, logits_JV, **far)
+    near(rows.features.tapped_NF, tapped_NF, **far)
+    near(rows.features.last_ND, last_ND, **far)
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3", "gemma4, keys as values"])

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from dspec_lab.scheduler import gating
 from dspec_lab.scheduler.bellman import ConfidenceChain, fit_chain, solve
 from dspec_lab.scheduler.cost_table import CostTable, DraftCost
 from dspec_lab.scheduler.gating import CAUTION, ProbePurse, draft_lengths
@@ -118,10 +119,24 @@ def test_gating_comes_close_to_the_best_choice_and_never_below_no_drafts(seed):
         assert found >= share * best and found >= nothing
 
 
+@pytest.mark.parametrize("per_token_s", [0.0, 0.0005, 0.002])
+def test_the_short_way_for_one_request_finds_what_the_long_one_does(per_token_s):
+    rng, found = np.random.default_rng(3), []
+    for _ in range(300):
+        predicted = np.cumprod(rng.uniform(0.1, 0.99, (1, 5)), 1)
+        draft = DraftCost(joint=True, per_request_s=float(rng.uniform(0, 0.01)), per_token_s=per_token_s)
+        table = CostTable(rows=(1, 3, 6), seconds=(0.010, 0.011, 0.020), context_tokens=64, context_s=1e-6, draft=draft)
+        context = float(rng.choice([30, 200]))
+        found.append(int(gating._for_one(predicted[0], table, context)[0]))
+        assert found[-1] == gating._for_many(predicted, table, context)[0]
+    # drafts that cost nothing each come all or not at all
+    assert 0 in found and max(found) > 2 and (per_token_s == 0) == (set(found) == {0, 5})
+
+
 def test_where_drafting_just_pays_a_cautious_gate_drafts_nothing():
     """A gain of a tenth on paper is less than the requests that look best fall short of it by."""
     predicted = np.array([[0.5, 0.1], [0.4, 0.1]])
-    table = CostTable(rows=(1, 8), seconds=(0.010, 0.0135), draft=DraftCost(joint=True, per_request_s=0.0017))
+    table = CostTable(rows=(1, 8), seconds=(0.010, 0.0135), draft=DraftCost(joint=True, per_request_s=0.0018))
     sure = draft_lengths(predicted, table, caution=1.0)
     assert sure.any() and not draft_lengths(predicted, table).any()
     rates = [expected_rate(tuple(lengths), predicted, table) for lengths in (sure.tolist(), (0, 0))]
