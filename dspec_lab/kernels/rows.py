@@ -187,7 +187,7 @@ def joined_layers(caches: Sequence[RequestCache]) -> list[LayerCache]:
     addresses = [cache.addresses_L2 for cache in caches if cache.addresses_L2 is not None]
     if len(addresses) < len(caches):
         return [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
-    # all addresses at once: layer by layer this would take a fifth of a pass over many requests
+    # all addresses at once: many requests times many layers of small calls would hold up the pass
     pointers, count = np.ascontiguousarray(np.stack(addresses, -1)), len(caches)
     capacity = (ctypes.c_int64 * count)(*(key.shape[-1] for key in keys[0]))
     kind = ctypes.c_void_p * count
