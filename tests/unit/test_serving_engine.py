@@ -12,6 +12,7 @@ from dspec_lab.config import DecodeConfig
 from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
 from dspec_lab.scheduler.batch import BatchScheduler
 from dspec_lab.scheduler.cost_table import CostTable, DraftCost
+from dspec_lab.scheduler.gating import ProbePurse
 from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, FullBlock, Retrospective
 from dspec_lab.serving import profile
 from dspec_lab.serving.compare import PLAIN, against_fixed, compare_policies
@@ -147,18 +148,32 @@ def test_policies_are_compared_with_the_best_fixed_length():
 @pytest.mark.parametrize("places", [3, 4])
 def test_requests_at_rest_are_decided_on_as_if_they_were_asked_each_round(places, monkeypatch):
     """Where nobody drafts the gate does not look at the requests again: the rounds and texts must not show it."""
-    config, shares = replace(CONFIG, max_new_tokens=40, ignore_eos=True), []
+    config, shares, waits = replace(CONFIG, max_new_tokens=40, ignore_eos=True), [], []
+    real = ProbePurse.add
 
-    def load() -> tuple[list, list]:
+    def add(self, wanted_B, skipped_B, may_B, table):
+        found_B = real(self, wanted_B, skipped_B, may_B, table)
+        if (found_B != wanted_B).any():
+            waits.append(skipped_B.tolist())
+        return found_B
+
+    monkeypatch.setattr(ProbePurse, "add", add)
+    # often enough that the same request is probed again
+    monkeypatch.setattr("dspec_lab.scheduler.batch.ProbePurse", lambda: ProbePurse(0.05))
+
+    def load() -> tuple[list, list, list]:
+        waits.clear()
         run = run_load(
             TARGET, PROMPTS, config, ClosedLoop(concurrency=places), drafter=DSPARK, policy=Delayed(DEAR), table=DEAR,
             gate=True, total=2 * places,
         )  # fmt: skip
         drafted = [(record.requests, record.drafting, record.drafted, record.rows) for record in run.rounds]
         shares.append(np.mean([drafting > 0 for _, drafting, _, _ in drafted]))
-        return drafted, [text.token_ids for text in run.generations.values()]
+        # and how long each had waited whenever one was probed
+        return drafted, [text.token_ids for text in run.generations.values()], list(waits)
 
     rested = load()
+    assert any(0 < waited < np.inf for skipped in rested[2] for waited in skipped)
     monkeypatch.setattr(BatchScheduler, "_at_rest", lambda self, requests: False)
     assert load() == rested
     # there were rounds of both kinds, probes of the purse among them
