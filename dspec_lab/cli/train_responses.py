@@ -14,8 +14,9 @@ def add_parser(subparsers: Any) -> None:
         "responses",
         help="have the target answer prompts, to train on",
         description="Answer prompts in batches into a Parquet file. The same command given again goes on where an "
-        "interrupted one stopped. Sources: math, code, chat (own generators); self, self-math, self-code, self-chat "
-        "(the target writes the prompt); FILE.jsonl or DOMAIN=FILE.jsonl with turns; hf:NAME:COLUMN[:SPLIT].",
+        "interrupted one stopped. Sources: math, code, chat, contest, tasks (own generators); self, self-math, "
+        "self-code, self-chat (the target writes the prompt); FILE.jsonl or DOMAIN=FILE.jsonl with turns; "
+        "hf:NAME:COLUMN[:SPLIT].",
     )
     parser.add_argument("--prompts", nargs="+", required=True, metavar="SOURCE", help="where prompts come from")
     parser.add_argument("--count", type=int, default=500, help="prompts of each source, at most (default: 500)")

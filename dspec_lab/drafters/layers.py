@@ -61,7 +61,7 @@ class _Bf16Product(torch.autograd.Function):
         ctx.save_for_backward(low_ND, low_OD)
         ctx.dtypes = x_ND.dtype, weight_OD.dtype
         ops = _row_ops(x_ND.device)
-        if getattr(ops, "products", "") == "bf16 pairs" and x_ND.dtype == torch.float32 and low_OD.is_contiguous():
+        if getattr(ops, "rounds", False) and x_ND.dtype == torch.float32 and low_OD.is_contiguous():
             return ops.linear(x_ND.contiguous(), low_OD)
         # torch would round the sums to bf16, which is too coarse for logits
         return F.linear(low_ND.to(x_ND.dtype), low_OD.to(x_ND.dtype))

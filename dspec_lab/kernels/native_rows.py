@@ -52,7 +52,7 @@ class NativeRows:
         self._scores_alive = library.scores_alive
         self._scores_alive.argtypes, self._scores_alive.restype = [], long
         library.products.restype = ctypes.c_char_p
-        self.products = library.products().decode()  # "bf16 pairs", "fp32, 16 lanes" or "fp32, 8 lanes"
+        self.products = library.products().decode()  # "bf16 tiles", "bf16 pairs", "fp32, 16 lanes", "fp32, 8 lanes"
         # rows are batch-invariant up to this many
         self.most_rows = MANY_ROWS if self.products == "fp32, 8 lanes" else None
         # a call releases the interpreter lock, so each Python thread has its own work space
@@ -91,11 +91,16 @@ class NativeRows:
         return y_NO
 
     def _rounded(self, x_NK: Tensor) -> int | None:
-        """Room for the rows in bf16, each filled up to a multiple of 32 numbers, where products are of bf16 pairs."""
-        if self.products != "bf16 pairs":
+        """Room for the rows in bf16 where products are: multiples of 16 rows (tiles are full) and of 32 numbers."""
+        if not self.rounds:
             return None
-        wide = -(-x_NK.shape[1] // 32) * 32
-        return self._space("rounded", x_NK.shape[0] * wide // 2).data_ptr()  # two bf16 numbers in the place of an fp32
+        rows, wide = -(-x_NK.shape[0] // 16) * 16, -(-x_NK.shape[1] // 32) * 32
+        return self._space("rounded", rows * wide // 2).data_ptr()  # two bf16 numbers in the place of an fp32
+
+    @property
+    def rounds(self) -> bool:
+        """Whether rows are rounded to bf16 where the weights are bf16."""
+        return self.products.startswith("bf16")
 
     def rms_norm(self, x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         if x_ND.dtype != torch.float32 or weight_D.dtype != torch.float32 or x_ND.shape[1:] != weight_D.shape:

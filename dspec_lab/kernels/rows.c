@@ -1,5 +1,6 @@
 /* CPU kernels for few rows: the ops of a decoder layer, weights bf16 or fp32, arithmetic fp32. Where the CPU multiplies
- * pairs of bf16 (AVX512_BF16), bf16 weights meet activations that are rounded to bf16 too; sums stay fp32.
+ * pairs of bf16 (AVX512_BF16) or tiles of them (AMX), bf16 weights meet activations that are rounded to bf16 too; sums
+ * stay fp32.
  *
  * Every output number is computed by the same sequence of operations whatever the number of rows, so a row's result
  * does not depend on its neighbours (batch invariance): a verify pass over gamma + 1 rows gives, bit for bit, the rows
@@ -312,8 +313,158 @@ LINEAR(linear_f32, float, fv_f32, one_f32)
     }
 PAIRS_OF(1, 8) PAIRS_OF(4, 6)
 
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
+#define TILES
+#include <sys/syscall.h>
+#include <unistd.h>
+/* Products of tiles: 16 weight rows by 32 numbers, as they lie in memory, times 32 numbers of up to 16 rows of X, packed.
+ * So 16 rows of X take one pass over the weights and hardly more time than one row. */
+typedef struct { uint8_t palette, start, unused[14]; uint16_t bytes[16]; uint8_t rows[16]; } TileShapes;
+static int have_tiles;
+
+/* the system hands out tile registers to those who ask (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) */
+__attribute__((constructor)) static void ask_for_tiles(void) { have_tiles = !syscall(SYS_arch_prctl, 0x1023, 18); }
+
+/* r[i][j] to r[j][i], 16 x 16 numbers of 32 bits */
+INLINE void turn(__m512i *r) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int h = 0; h < 2; h++) {
+            r[i + 2 * h] = _mm512_unpacklo_epi64(t[i + h], t[i + 2 + h]);
+            r[i + 2 * h + 1] = _mm512_unpackhi_epi64(t[i + h], t[i + 2 + h]);
+        }
+    for (int h = 0; h < 2; h++)
+        for (int i = 0; i < 4; i++) {
+            t[8 * h + i] = _mm512_shuffle_i32x4(r[8 * h + i], r[8 * h + 4 + i], 0x88);
+            t[8 * h + 4 + i] = _mm512_shuffle_i32x4(r[8 * h + i], r[8 * h + 4 + i], 0xdd);
+        }
+    for (int i = 0; i < 8; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+        r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+    }
+}
+
+/* 32 numbers of a row of X from k on as bf16, zeros beyond K */
+INLINE __m512i rounded32(const float *x, long k, long K) {
+    const long left = K - k;
+    const __mmask16 low = left >= 16 ? 0xffff : (1u << left) - 1;
+    const __mmask16 high = left >= 32 ? 0xffff : left > 16 ? (1u << (left - 16)) - 1 : 0;
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high, x + k + 16), _mm512_maskz_loadu_ps(low, x + k));
+}
+
+/* Step s of block b of 16 rows, as the second factor of a tile product: [16 pairs of k][16 rows][2]. */
+static void pack_rows(const float *X, uint16_t *packed, long M, long K, long b, long s) {
+    const long steps = (K + 31) / 32, count = M - 16 * b < 16 ? M - 16 * b : 16;
+    __m512i r[16];
+    for (long j = 0; j < 16; j++) r[j] = j < count ? rounded32(X + (16 * b + j) * K, 32 * s, K) : _mm512_setzero_si512();
+    turn(r);
+    for (long j = 0; j < 16; j++) _mm512_storeu_si512(packed + (b * steps + s) * 512 + 32 * j, r[j]);
+}
+
+/* One step: 32 weight rows (tiles 4, 5) against 16 rows of X, or 32. Rows beyond the last and numbers beyond K are zeros. */
+#define TILE_STEPS(PAIR, STRIDE)                                                                                      \
+    for (long s = 0; s < steps; s++) {                                                                                \
+        const uint16_t *w = W + 32 * s; long wide = K;                                                                \
+        if (fetch) for (int i = 32; i < 64; i++) /* the same numbers of the next weight rows */                       \
+            __builtin_prefetch(W + (long)i * K + 32 * s, 0, 3);                                                       \
+        if (count < 32 || 32 * s + 32 > K) {                                                                          \
+            const long left = K - 32 * s;                                                                             \
+            const __mmask32 mask = left >= 32 ? 0xffffffffu : (1u << left) - 1;                                       \
+            for (long i = 0; i < 32; i++)                                                                             \
+                _mm512_storeu_si512(edge + 32 * i, i < count ? _mm512_maskz_loadu_epi16(mask, w + i * K)              \
+                                                             : _mm512_setzero_si512());                               \
+            w = edge, wide = 32;                                                                                      \
+        }                                                                                                             \
+        _tile_loadd(4, w, 2 * wide);                                                                                  \
+        _tile_loadd(5, w + 16 * wide, 2 * wide);                                                                      \
+        _tile_loadd(6, x + 16 * STRIDE * s, 2 * STRIDE);                                                              \
+        _tile_dpbf16ps(0, 4, 6);                                                                                      \
+        _tile_dpbf16ps(1, 5, 6);                                                                                      \
+        if (PAIR) {                                                                                                   \
+            _tile_loadd(7, x + (steps + s) * 512, 64);                                                                \
+            _tile_dpbf16ps(2, 4, 7);                                                                                  \
+            _tile_dpbf16ps(3, 5, 7);                                                                                  \
+        }                                                                                                             \
+    }
+
+/* Y[m][n] of 16 rows of X from `sums` [16 n][16 m] */
+INLINE void give_tile(const float *sums, float *Y, long rows, long outs, long N, long add) {
+    __m512i r[16];
+    const __mmask16 mask = (1u << outs) - 1;
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(sums + 16 * i);
+    turn(r);
+    for (long j = 0; j < rows; j++) {
+        __m512 y = (__m512)r[j];
+        if (add) y = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, Y + j * N), y);
+        _mm512_mask_storeu_ps(Y + j * N, mask, y);
+    }
+}
+
+/* Up to 32 weight rows times all rows of X. */
+static void tile_unit(const uint16_t *W, const uint16_t *packed, float *Y, long M, long N, long K, long add, long count) {
+    const long steps = (K + 31) / 32;
+    uint16_t edge[32 * 32];
+    float sums[4][256];
+    if (M == 1) {
+        const uint16_t *x = packed; const int fetch = 1;
+        _tile_zero(0); _tile_zero(1);
+        TILE_STEPS(0, 2)
+        _tile_stored(0, sums[0], 4);
+        _tile_stored(1, sums[0] + 16, 4);
+        for (long i = 0; i < count; i++) Y[i] = add ? Y[i] + sums[0][i] : sums[0][i];
+        return;
+    }
+    for (long m = 0; m < M; m += 32) {
+        const uint16_t *x = packed + m * 32 * steps; const int fetch = m == 0, pair = M - m > 16;
+        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+        if (pair) { TILE_STEPS(1, 32) } else { TILE_STEPS(0, 32) }
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
+        if (pair) { _tile_stored(2, sums[2], 64); _tile_stored(3, sums[3], 64); }
+        for (long h = 0; h < 1 + pair; h++) {
+            const long rows = M - m - 16 * h < 16 ? M - m - 16 * h : 16;
+            for (long i = 0; i < 2 && 16 * i < count; i++)
+                give_tile(sums[2 * h + i], Y + (m + 16 * h) * N + 16 * i, rows, count - 16 * i < 16 ? count - 16 * i : 16,
+                          N, add);
+        }
+    }
+}
+
+/* `packed` has room for the rows of X, filled up to a multiple of 16, of K filled up to a multiple of 32. */
+static void linear_tiles(const uint16_t *W, const float *X, float *Y, long M, long N, long K, long add, uint16_t *packed) {
+    const long steps = (K + 31) / 32, blocks = (M + 15) / 16, units = (N + 31) / 32;
+    TileShapes shapes = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        shapes.rows[i] = 16;
+        shapes.bytes[i] = M == 1 && i != 4 && i != 5 ? 4 : 64; /* one row of X: a column of one pair */
+    }
+    if (M == 1)
+        for (long s = 0; s < steps; s++) _mm512_storeu_si512(packed + 32 * s, rounded32(X, 32 * s, K));
+    _Pragma("omp parallel") {
+        TileShapes before;
+        if (M > 1) {
+            _Pragma("omp for schedule(static)") for (long i = 0; i < blocks * steps; i++)
+                pack_rows(X, packed, M, K, i / steps, i % steps);
+        }
+        /* torch's products use tiles too, and expect the shapes that they left */
+        _tile_storeconfig(&before);
+        _tile_loadconfig(&shapes);
+        _Pragma("omp for schedule(static)") for (long u = 0; u < units; u++)
+            tile_unit(W + 32 * u * K, packed, Y + 32 * u, M, N, K, add, N - 32 * u < 32 ? N - 32 * u : 32);
+        if (before.palette) _tile_loadconfig(&before); else _tile_release();
+    }
+}
+#endif
+
 /* Up to 4 rows memory is the limit: one weight row at a time. Beyond 4 weight rows at once; `rounded` has room for X. */
 void linear_bf16(const uint16_t *W, const float *X, float *Y, long M, long N, long K, long add, uint16_t *rounded) {
+#if defined(TILES)
+    if (have_tiles) { linear_tiles(W, X, Y, M, N, K, add, rounded); return; }
+#endif
     const long wide = (K + 31) & ~31L;
     for (long m = 0; m < M; m++)
         for (long k = 0; k < wide; k += 16) {
@@ -339,7 +490,7 @@ void linear_bf16(const uint16_t *W, const float *X, float *Y, long M, long N, lo
 LINEAR(linear_bf16, uint16_t, fv_bf16, one_bf16)
 #endif
 
-/* how products are made: with bf16 pairs, or fp32 lanes */
+/* how products are made: with bf16 tiles or pairs, or fp32 lanes */
 #ifndef PRODUCTS
 #if LANES == 16
 #define PRODUCTS "fp32, 16 lanes"
@@ -347,7 +498,12 @@ LINEAR(linear_bf16, uint16_t, fv_bf16, one_bf16)
 #define PRODUCTS "fp32, 8 lanes"
 #endif
 #endif
-const char *products(void) { return PRODUCTS; }
+const char *products(void) {
+#if defined(TILES)
+    if (have_tiles) return "bf16 tiles";
+#endif
+    return PRODUCTS;
+}
 
 /* Y[m] = w * X[m] / sqrt(mean(X[m]^2) + eps) */
 void rms_norm(const float *X, const float *w, float *Y, long M, long D, float eps) {

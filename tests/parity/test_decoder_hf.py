@@ -186,7 +186,7 @@ def test_bf16_weights(pairs, case):
     assert decoder.weights.layers[0].qkv.dtype == torch.bfloat16
     logits_JV, tapped_NF, last_ND = pair.expected(ids)
     rows = decoder.session(capacity=41, taps=all_taps(decoder)).extend(ids)
-    far = {"share": 4e-2} if decoder.ops.products == "bf16 pairs" else {}
+    far = {"share": 4e-2} if decoder.ops.rounds else {}
     near(rows.logits_JV, logits_JV, **far)
     near(rows.features.tapped_NF, tapped_NF, **far)
     near(rows.features.last_ND, last_ND, **far)

@@ -51,8 +51,8 @@ def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float = 2e-6) ->
     torch.testing.assert_close(got, expected, rtol=0, atol=tolerance * max(1.0, float(expected.abs().max())))
 
 
-def expected_product(x_NK: torch.Tensor, weight_OK: torch.Tensor) -> torch.Tensor:
-    if NATIVE.products == "bf16 pairs" and weight_OK.dtype == torch.bfloat16:
+def expected_product(x_NK: torch.Tensor, weight_OK: torch.Tensor, ops=None) -> torch.Tensor:
+    if (ops or NATIVE).rounds and weight_OK.dtype == torch.bfloat16:
         x_NK = x_NK.bfloat16().float()
     return TORCH.linear(x_NK, weight_OK.float())
 
@@ -359,20 +359,28 @@ def test_rows_of_norm_gate_and_attention_are_batch_invariant():
 # this CPU runs one of the ways to multiply; the others, of older CPUs, are built for it here
 
 
-@pytest.fixture(scope="module", params=["x86-64-v3", "skylake-avx512"])
+# what an older CPU lacks: (flag of one that can run it, compiler flags, products)
+OLDER = {
+    "AVX2": ("avx2", ["-march=x86-64-v3"], "fp32, 8 lanes"),
+    "AVX-512 without bf16": ("avx512bw", ["-march=skylake-avx512"], "fp32, 16 lanes"),
+    "bf16 without tiles": ("avx512_bf16", ["-march=native", "-mno-amx-bf16"], "bf16 pairs"),
+}
+
+
+@pytest.fixture(scope="module", params=list(OLDER))
 def older(request, tmp_path_factory):
-    """The ops as an older CPU would have them: AVX2 alone, or AVX-512 without bf16."""
-    needed = {"x86-64-v3": "avx2", "skylake-avx512": "avx512bw"}[request.param]
+    """The ops as an older CPU would have them."""
+    needed, extra, products = OLDER[request.param]
     info, command = Path("/proc/cpuinfo"), native_rows._compiler()[0]
     if command is None or not info.exists() or needed not in info.read_text():
         pytest.skip(f"no compiler, or a CPU without {needed}")
     library = tmp_path_factory.mktemp("native") / "rows.so"
-    flags = [*native_rows.FLAGS, f"-march={request.param}", "-fopenmp"]
+    flags = [*native_rows.FLAGS, *extra, "-fopenmp"]
     done = subprocess.run([*command, *flags, str(native_rows.SOURCE), "-o", str(library), "-lm"], check=False)
     if done.returncode:
-        pytest.skip(f"{command[0]} does not build for {request.param}")
+        pytest.skip(f"{command[0]} does not build with {' '.join(extra)}")
     ops = native_rows.NativeRows(ctypes.CDLL(str(library)))
-    assert ops.products == {"x86-64-v3": "fp32, 8 lanes", "skylake-avx512": "fp32, 16 lanes"}[request.param]
+    assert ops.products == products
     return ops
 
 
@@ -381,11 +389,11 @@ def test_older_cpus_multiply_alike(older, dtype):
     for wide, out in ((576, 97), (149, 37), (7, 5)):
         weight_OK, x_NK = normal(out, wide, seed=1, dtype=dtype), normal(MANY_ROWS, wide)
         alone = torch.cat([older.linear(x_NK[n : n + 1], weight_OK) for n in range(MANY_ROWS)])
-        close(alone, TORCH.linear(x_NK, weight_OK.float()), 4e-6)
+        close(alone, expected_product(x_NK, weight_OK, older), 4e-6)
         for rows in (*range(1, 27), 64, MANY_ROWS):
             assert torch.equal(older.linear(x_NK[:rows], weight_OK), alone[:rows]), rows
         many_NK = torch.cat([x_NK, x_NK[:3]])
-        close(older.linear(many_NK, weight_OK), TORCH.linear(many_NK, weight_OK.float()), 4e-6)
+        close(older.linear(many_NK, weight_OK), expected_product(many_NK, weight_OK, older), 4e-6)
 
 
 def test_older_cpus_attend_and_gate_alike(older):

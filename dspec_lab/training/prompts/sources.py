@@ -10,8 +10,10 @@ from dspec_lab.core.files import write_text
 from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.training.prompts.chat_requests import chat_requests
 from dspec_lab.training.prompts.code_requests import code_requests
+from dspec_lab.training.prompts.contest_problems import contest_problems
 from dspec_lab.training.prompts.files import dataset_prompts, jsonl_prompts
 from dspec_lab.training.prompts.math_problems import math_problems
+from dspec_lab.training.prompts.program_tasks import program_tasks
 from dspec_lab.training.prompts.record import DOMAINS, TrainPrompt, without_repeats
 from dspec_lab.training.prompts.self_synthesis import OPENINGS, synthesise
 
@@ -19,6 +21,8 @@ OWN: dict[str, Callable[[int, int], list[TrainPrompt]]] = {
     "math": math_problems,
     "code": code_requests,
     "chat": chat_requests,
+    "contest": contest_problems,
+    "tasks": program_tasks,
 }
 SELF = {"self" if domain == "self" else f"self-{domain}": domain for domain in OPENINGS}
 

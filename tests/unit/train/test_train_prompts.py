@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from dspec_lab.training.prompts.chat_requests import chat_requests
 from dspec_lab.training.prompts.code_requests import code_requests
+from dspec_lab.training.prompts.contest_problems import GROUPS, contest_problems
+from dspec_lab.training.prompts.contest_statements import TASKS
 from dspec_lab.training.prompts.files import dataset_prompts, jsonl_prompts, user_turns
 from dspec_lab.training.prompts.math_problems import math_problems
+from dspec_lab.training.prompts.program_tasks import program_tasks
 from dspec_lab.training.prompts.record import TrainPrompt, without_repeats
 from dspec_lab.training.prompts.self_synthesis import synthesise, usable, user_prefix
 from dspec_lab.training.prompts.wording import distinct, fill
 
 BUNDLED = Path(__file__).resolve().parents[3] / "data" / "prompts"
 GENERATORS = {"math": math_problems, "code": code_requests, "chat": chat_requests}
+GENERATORS |= {"contest": contest_problems, "tasks": program_tasks}
+DOMAIN_OF = {"contest": "math", "tasks": "code"}
 
 
-@pytest.mark.parametrize("domain", GENERATORS)
-def test_generators_are_seeded_varied_and_complete(domain):
-    make = GENERATORS[domain]
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generators_are_seeded_varied_and_complete(name):
+    make, domain = GENERATORS[name], DOMAIN_OF.get(name, name)
     prompts = make(1500, seed=1)
     texts = [prompt.turns[0] for prompt in prompts]
     assert len(set(texts)) == 1500 and {prompt.domain for prompt in prompts} == {domain}
@@ -31,7 +39,99 @@ def test_generators_are_seeded_varied_and_complete(domain):
     assert not any("{" in text and "}" in text for text in texts if domain == "chat"), "a place was left unfilled"
     starts = {" ".join(text.split()[:2]) for text in texts}
     assert len(starts) > 40
-    assert all(10 < len(text) < 600 for text in texts)
+    assert all(10 < len(text) < (2000 if name == "tasks" else 600) for text in texts)
+
+
+@pytest.mark.parametrize("make", [contest_problems, program_tasks])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_new_generators_have_thousands_of_prompts(make, seed):
+    texts = [prompt.turns[0] for prompt in make(4500, seed)]
+    assert len({" ".join(text.lower().split()) for text in texts}) == 4500
+    assert not any(re.search(r"<\w+(=[^<>]*)?>", text) for text in texts), "a place was left unfilled"
+    assert not any("{name}" in text or "{does}" in text for text in texts)
+    assert len({" ".join(text.split()[:6]) for text in texts}) > 300
+    if make is contest_problems:
+        assert sum(map(len, GROUPS)) >= 55
+        assert 0.4 < sum("put your final answer within \\boxed{}" in text for text in texts) / 4500 < 0.6
+
+
+def _solutions_by_force():
+    """Story of a task -> a slow solution of its input, written anew."""
+
+    def meetings(lines):
+        spans = lines[1:]
+        best = 0
+        for size in range(len(spans) + 1):
+            for chosen in itertools.combinations(sorted(spans), size):
+                if all(a[1] <= b[0] for a, b in itertools.pairwise(chosen)):
+                    best = size
+        return best
+
+    def subsets(lines):
+        indices = range(len(lines[1]))
+        return [c for size in range(len(indices) + 1) for c in itertools.combinations(indices, size)]
+
+    def climb(lines):
+        a = lines[1]
+        return max(len(c) for c in subsets(lines) if all(a[i] < a[j] for i, j in itertools.pairwise(c)))
+
+    def no_neighbours(lines):
+        a = lines[1]
+        return max(sum(a[i] for i in c) for c in subsets(lines) if all(j - i > 1 for i, j in itertools.pairwise(c)))
+
+    def even_bars(lines):
+        s = lines[0][0]
+        pieces = [s[i:j] for i in range(len(s) + 1) for j in range(i, len(s) + 1)]
+        return max(len(piece) for piece in pieces if piece.count("L") == piece.count("R"))
+
+    def covered(lines):
+        return sum(any(s <= moment < e for s, e in lines[1:]) for moment in range(40))
+
+    def mirrored(lines):
+        orders = itertools.permutations(lines[0][0][:7])
+        return "YES" if any(order == order[::-1] for order in orders) else "NO"
+
+    def weights(lines):
+        (_, total), kinds = lines
+        counts = itertools.product(*(range(total // kind + 1) for kind in kinds))
+        return min((sum(c) for c in counts if sum(map(int.__mul__, c, kinds)) == total), default=-1)
+
+    def repairs(lines):
+        s = lines[0][0]
+        while "()" in s:
+            s = s.replace("()", "")
+        return len(s)
+
+    return {
+        "rehearsal room": meetings, "album": climb, "pear trees": no_neighbours, "dancer": even_bars,
+        "hut to hikers": covered, "letter tiles": mirrored, "weights of $n$ kinds": weights, "cat chewed": repairs,
+    }  # fmt: skip
+
+
+def test_sample_outputs_agree_with_slow_solutions():
+    slow = _solutions_by_force()
+    assert len(TASKS) >= 22
+    for words, solution in slow.items():
+        (task,) = [task for task in TASKS if words in task.stories[0]]
+        rng = random.Random(words)
+        for _ in range(40):
+            case = task.case(rng)
+            if words == "letter tiles":
+                case = [[case[0][0][:7]]]
+            assert task.solve(case) == solution(case), (words, case)
+
+
+def test_heads_show_what_their_functions_give():
+    texts = [prompt.turns[0] for prompt in program_tasks(3000, 2)]
+    shown = re.findall(r"(?:>>> |assert )(turn_words|spread|dot)\((.*)\)(?:\n    | == )(.*?)`?\n", "\n".join(texts))
+    slow = {
+        "turn_words": lambda t: " ".join(t[::-1].split()[::-1]),
+        "spread": lambda a: sorted(a)[-1] - sorted(a)[0],
+        "dot": lambda a, b: sum(a[i] * b[i] for i in range(len(a))),
+    }
+    assert {name for name, _, _ in shown} == set(slow)
+    for name, arguments, result in shown:
+        assert slow[name](*ast.literal_eval(f"({arguments},)")) == ast.literal_eval(result)
 
 
 def test_no_generated_prompt_is_a_bundled_one():
