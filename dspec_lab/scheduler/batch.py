@@ -18,7 +18,15 @@ from dspec_lab.scheduler.bellman import ConfidenceChain, solve
 from dspec_lab.scheduler.cost_table import CostTable
 from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
 from dspec_lab.scheduler.history import AcceptanceHistory, Standing
-from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, Policy, RoundView, StaticThreshold
+from dspec_lab.scheduler.policies import (
+    Delayed,
+    EarlyStop,
+    FixedLength,
+    FullBlock,
+    Policy,
+    RoundView,
+    StaticThreshold,
+)
 from dspec_lab.verifier.request import Request
 
 DELAY = 2  # rounds between the confidences that set a capacity and the round it holds for
@@ -85,6 +93,8 @@ class BatchScheduler:
         self.policy, self.gamma, self.table, self.gates = policy, gamma, table, gate
         self.decisions: list[Decision] = []
         self._calibrate, self._learn = calibrate, learn
+        # such a policy looks at nothing that is learned
+        self._blind = isinstance(policy, (FixedLength, FullBlock)) and not gate
         self._history, self._purse, self._gate_s = AcceptanceHistory(gamma), ProbePurse(), 0.0
         # the last choice of draft lengths, which holds while the requests are the same and nothing was learned
         self._chosen: tuple[tuple[int, ...], np.ndarray] | None = None
@@ -128,6 +138,14 @@ class BatchScheduler:
     def __call__(self, requests: Sequence[Request]) -> list[int]:
         """Drafts of each request to verify this round."""
         start, B = time.perf_counter(), len(requests)
+        if self._blind:
+            offered_B = np.array([request.proposal.gamma for request in requests], dtype=np.int64)
+            view = RoundView(survival_BG=np.ones((B, self.gamma)), lens_B=offered_B)
+            lengths = self.policy.lengths(view).tolist()
+            told = {request.proposal.confidence_G is not None for request in requests if request.proposal.gamma}
+            seen: set[Source] = {"confidence" if known else "history" for known in told}
+            self._log(requests, offered_B, lengths, seen, time.perf_counter() - start)
+            return lengths
         if self._rested and self._at_rest(requests) and not any(request.proposal.gamma for request in requests):
             self._log(requests, np.zeros(B, dtype=np.int64), [0] * B, set(), time.perf_counter() - start)
             return [0] * B
@@ -233,12 +251,16 @@ class BatchScheduler:
                 np.array([record.num_accepted for _, record in group], dtype=np.int64),
                 np.stack(chances) if chances else None,
             )
-            for i, (memory, _) in enumerate(group):
-                memory.standing = standing.rows(np.array([i]))
+            if len(group) > 1:
+                for i, (memory, _) in enumerate(group):
+                    memory.standing = standing.rows(np.array([i]))
         return memories
 
 
 def _stacked(memories: Sequence[_Memory]) -> Standing:
+    """The memories' rows: a copy, save of one alone."""
+    if len(memories) == 1:
+        return memories[0].standing
     return Standing(
         np.concatenate([memory.standing.counts_B2G for memory in memories]),
         np.concatenate([memory.standing.shift_B for memory in memories]),

@@ -6,6 +6,7 @@ is settled and asked before the next is drafted, it depends on earlier rounds al
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ DECAY = 0.95  # of a request's own counts, per drafted round: texts change
 STEP_ALL, STEP_OWN = 0.03, 0.2  # logits by which one wrong verdict moves the shift of all requests, and a request's own
 MOST_SHIFT = 3.0
 CERTAIN = 1e-4  # confidences are kept this far from 0 and 1 before their logit is taken
+# so many requests are worked on number by number: a numpy call takes longer than a request's few numbers
+FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,14 @@ class AcceptanceHistory:
 
         Each is a function of the raw one alone and of earlier rounds, so it knows nothing that the raw one does not.
         """
+        if len(confidence_BG) <= FEW:
+            shift_G = self._shift_G.tolist()
+            return np.array(
+                [
+                    [_shifted(value, mine + own) for value, mine in zip(row, shift_G, strict=False)]
+                    for row, own in zip(confidence_BG.tolist(), standing.shift_B.tolist(), strict=True)
+                ]
+            ).reshape(confidence_BG.shape)
         sure_BG = np.clip(confidence_BG, CERTAIN, 1 - CERTAIN)
         logit_BG = np.log(sure_BG / (1 - sure_BG)) + self._shift_G[: sure_BG.shape[1]] + standing.shift_B[:, None]
         shifted_BG = 1 / (1 + np.exp(-logit_BG))
@@ -85,11 +96,21 @@ class AcceptanceHistory:
         chance_BG: Float[np.ndarray, "B G"] | None = None,
     ) -> None:
         """One settled round: so many drafts made, verified and accepted; `chance_BG` as `corrected` gave them."""
-        if ((accepted_B > verified_B) | (verified_B > lens_B) | (lens_B > self.gamma) | (accepted_B < 0)).any():
+        few = len(lens_B) <= FEW
+        if few:
+            rounds = list(zip(lens_B.tolist(), verified_B.tolist(), accepted_B.tolist(), strict=True))
+            sensible = all(0 <= accepted <= verified <= lens <= self.gamma for lens, verified, accepted in rounds)
+        else:
+            bad_B = (accepted_B > verified_B) | (verified_B > lens_B) | (lens_B > self.gamma) | (accepted_B < 0)
+            sensible = not bad_B.any()
+        if not sensible:
             raise ValueError(
                 f"{accepted_B.tolist()} of {verified_B.tolist()} verified and {lens_B.tolist()} drafted were accepted, "
                 f"gamma is {self.gamma}"
             )
+        if few:
+            self._settle_few(standing, rounds, chance_BG)
+            return
         at_G = np.arange(self.gamma)
         judged_BG = at_G < np.minimum(verified_B, accepted_B + 1)[:, None]
         kept_BG = at_G < accepted_B[:, None]
@@ -109,3 +130,53 @@ class AcceptanceHistory:
         standing.counts_B2G[:] = np.where(
             drafted_B11, DECAY * standing.counts_B2G + np.stack([reached_BG, gained_BG], 1), standing.counts_B2G
         )
+
+    def _settle_few(
+        self,
+        standing: Standing,
+        rounds: list[tuple[int, int, int]],
+        chance_BG: Float[np.ndarray, "B G"] | None,
+    ) -> None:
+        """`settle`, number by number."""
+        (all_reached_G, all_kept_G), moved_G = self._all_2G.tolist(), [0.0] * self.gamma
+        for b, (lens, verified, accepted) in enumerate(rounds):
+            reached_G, kept_G = [0.0] * self.gamma, [0.0] * self.gamma
+            for k in range(accepted):
+                reached_G[k] = kept_G[k] = 1.0
+            if accepted < verified:
+                reached_G[accepted] = 1.0
+            if chance_BG is not None:
+                chance_G = chance_BG[b].tolist()
+                wrong = 0.0
+                for k in range(min(verified, accepted + 1)):
+                    off = kept_G[k] - chance_G[k]
+                    moved_G[k] += off
+                    wrong += off
+                shift = float(standing.shift_B[b]) + STEP_OWN * wrong
+                standing.shift_B[b] = min(max(shift, -MOST_SHIFT), MOST_SHIFT)
+                if accepted == verified:
+                    onward = 1.0
+                    for k in range(verified, lens):
+                        reached_G[k] = onward
+                        onward *= chance_G[k]
+                        kept_G[k] = onward
+            all_reached_G = [a + b for a, b in zip(all_reached_G, reached_G, strict=True)]
+            all_kept_G = [a + b for a, b in zip(all_kept_G, kept_G, strict=True)]
+            if lens:
+                own_2G = standing.counts_B2G[b].tolist()
+                standing.counts_B2G[b] = [
+                    [DECAY * old + new for old, new in zip(*pair, strict=True)]
+                    for pair in zip(own_2G, (reached_G, kept_G), strict=True)
+                ]
+        self._all_2G = np.array([all_reached_G, all_kept_G])
+        if chance_BG is not None:
+            shift_G = [s + STEP_ALL * m for s, m in zip(self._shift_G.tolist(), moved_G, strict=True)]
+            self._shift_G = np.array([min(max(s, -MOST_SHIFT), MOST_SHIFT) for s in shift_G])
+
+
+def _shifted(chance: float, shift: float) -> float:
+    """`chance` with its logit moved by `shift`; as it is where nothing was learned."""
+    if shift == 0:
+        return chance
+    sure = min(max(chance, CERTAIN), 1 - CERTAIN)
+    return 1 / (1 + math.exp(-(math.log(sure / (1 - sure)) + shift)))

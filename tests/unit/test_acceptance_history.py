@@ -63,3 +63,26 @@ def test_confidences_that_are_off_by_a_bias_are_set_right():
     np.testing.assert_allclose(np.mean(found[100:], axis=0), [0.5, 0.4], atol=0.1)
     # another request learns of it too, in part
     assert 0.5 < history.corrected(raw, other)[0, 0] < 0.9
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_few_requests_are_settled_as_many_are(told, monkeypatch):
+    rng, gamma = np.random.default_rng(5), 5
+    few, many = AcceptanceHistory(gamma), AcceptanceHistory(gamma)
+    own_few, own_many = Standing.new(3, gamma), Standing.new(3, gamma)
+    for _ in range(60):
+        lens_B = rng.integers(0, gamma + 1, 3)
+        verified_B = rng.integers(0, lens_B + 1)
+        accepted_B = rng.integers(0, verified_B + 1)
+        raw_BG = rng.choice([0.0, 1.0, 0.3, 0.8, 0.99], (3, gamma))
+        for history, own, limit in ((few, own_few, 4), (many, own_many, 0)):
+            monkeypatch.setattr("dspec_lab.scheduler.history.FEW", limit)
+            chance_BG = history.corrected(raw_BG, own)
+            history.settle(own, lens_B, verified_B, accepted_B, chance_BG if told else None)
+        np.testing.assert_allclose(own_few.counts_B2G, own_many.counts_B2G, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(own_few.shift_B, own_many.shift_B, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(few.average(), many.average(), rtol=1e-12)
+        monkeypatch.setattr("dspec_lab.scheduler.history.FEW", 4)
+        alike = few.corrected(raw_BG[:, :3], own_few)
+        monkeypatch.setattr("dspec_lab.scheduler.history.FEW", 0)
+        np.testing.assert_allclose(alike, many.corrected(raw_BG[:, :3], own_many), rtol=1e-12)
