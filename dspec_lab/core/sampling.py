@@ -22,7 +22,10 @@ def greedy_ids(logits_NV: Float[Tensor, "N V"], *, what: str = "target") -> list
     """The first largest entry of each row. Raises `NonFiniteLogitsError` naming the row."""
     if logits_NV.device.type == "cpu" and logits_NV.dtype in (torch.float32, torch.float64):
         # the first largest entry, or the first NaN, as torch has it; on few long rows several times as fast
-        ids = logits_NV.detach().numpy().argmax(-1).tolist()
+        rows = logits_NV.detach().numpy()
+        ids = rows.argmax(-1).tolist()
+        if all(math.isfinite(row[token]) for row, token in zip(rows, ids, strict=True)):
+            return ids
     else:
         ids = logits_NV.argmax(dim=-1).tolist()
     top_N = logits_NV.gather(-1, torch.tensor(ids, device=logits_NV.device).unsqueeze(-1)).squeeze(-1)

@@ -28,7 +28,11 @@ def cost_figure(tables: Mapping[str, CostTable], *, title: str = "") -> LabFigur
             left.plot(
                 [s.rows for s in table.samples], [1e3 * s.seconds for s in table.samples], ".", color=GREY, markersize=3
             )
-    style_axes(left, xlabel="rows sent to the target", ylabel="ms", title="one pass")
+    parted = any(table.request_probes for table in tables.values())
+    style_axes(
+        left, xlabel="rows sent to the target", ylabel="ms",
+        title="one pass, less its term by requests" if parted else "one pass",
+    )  # fmt: skip
     style_axes(right, xlabel="rows sent to the target", ylabel="rows per second", title="work done")
     left.set_ylim(bottom=0)
     right.set_ylim(bottom=0)

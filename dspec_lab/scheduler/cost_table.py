@@ -214,11 +214,12 @@ class CostTable:
                 f"flat: {min(self.seconds):.3g} to {max(self.seconds):.3g} s from {self.rows[0]} to {self.rows[-1]} "
                 "rows, so every draft is verified always"
             )
+        how = "less the term by requests" if self.request_probes else "kept as measured"
         for i in range(1, len(self.rows)):
             if self.seconds[i] < FALL * self.seconds[i - 1]:
                 found.append(
                     f"falls: {self.rows[i]} rows take {self.seconds[i]:.4g} s, {self.rows[i - 1]} rows "
-                    f"{self.seconds[i - 1]:.4g} s; kept as measured"
+                    f"{self.seconds[i - 1]:.4g} s; {how}"
                 )
         by_pass: dict[tuple[int, int, int], list[float]] = {}
         for sample in self.samples:
