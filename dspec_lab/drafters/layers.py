@@ -52,6 +52,9 @@ def bf16_products(on: bool = True) -> Iterator[None]:
         _IN_BF16.reset(token)
 
 
+ROW_STEP = 256  # rows of a gradient's product are filled up to a multiple of this with zeros
+
+
 class _Bf16Product(torch.autograd.Function):
     """x W^T of bf16 numbers, summed and given in fp32. Gradients are products of bf16 numbers, rounded to bf16."""
 
@@ -69,9 +72,14 @@ class _Bf16Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
         low_ND, low_OD = ctx.saved_tensors
-        low_NO = grad_NO.bfloat16()
-        dx_ND = (low_NO @ low_OD).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
-        dw_OD = (low_NO.T @ low_ND).to(ctx.dtypes[1]) if ctx.needs_input_grad[1] else None
+        rows = low_ND.shape[0]
+        # the library makes code for each shape that is new to it, which takes longer than the product
+        spare = -rows % ROW_STEP
+        low_NO = F.pad(grad_NO.bfloat16(), (0, 0, 0, spare))
+        dx_ND = (low_NO @ low_OD)[:rows].to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
+        dw_OD = None
+        if ctx.needs_input_grad[1]:
+            dw_OD = (low_NO.T @ F.pad(low_ND, (0, 0, 0, spare))).to(ctx.dtypes[1])
         return dx_ND, dw_OD
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from dspec_lab.drafters.protocol import Drafter
 from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.scheduler.cost_table import CostTable
 from dspec_lab.scheduler.policies import FixedLength, FullBlock, Policy
-from dspec_lab.serving.engine import LoadRun, run_load
+from dspec_lab.serving.engine import LoadRun, serve
 from dspec_lab.serving.workload import ClosedLoop, Load
 
 PLAIN = "plain"
@@ -82,7 +82,10 @@ def compare_policies(
     gated: Sequence[Policy] = (),
     progress: Progress | None = None,
 ) -> list[Entry]:
-    """Every policy (and plain decoding) at every load, `repeats` times; within a repeat the policies take turns.
+    """Every policy (and plain decoding) at every load, `repeats` times.
+
+    Within a repeat the policies take turns round by round, whoever has served least going next: what slows the machine
+    for a while slows all of them.
 
     The policies in `gated` run with draft gating. A closed loop serves `total(requests)` requests.
     """
@@ -97,19 +100,34 @@ def compare_policies(
     for requests, load in loads.items():
         runs: dict[str, list[LoadRun]] = {name: [] for name, _, _ in variants}
         for repeat in range(repeats):
-            for name, policy, gates in variants:
-                if progress is not None:
-                    progress(f"{requests} requests, repeat {repeat + 1} of {repeats}: {name}")
-                runs[name].append(
-                    run_load(
-                        target, prompts, config, load, drafter=drafter if policy is not None else None, policy=policy,
-                        table=table, gate=gates, total=total(requests) if isinstance(load, ClosedLoop) else None,
-                    )
-                )  # fmt: skip
+            if progress is not None:
+                progress(f"{requests} requests, repeat {repeat + 1} of {repeats}")
+            steps = {
+                name: serve(
+                    target, prompts, config, load, drafter=drafter if policy is not None else None, policy=policy,
+                    table=table, gate=gates, total=total(requests) if isinstance(load, ClosedLoop) else None,
+                )
+                for name, policy, gates in variants
+            }  # fmt: skip
+            for name, run in take_turns(steps).items():
+                runs[name].append(run)
         for name, policy, gates in variants:
             fixed = isinstance(policy, (FixedLength, FullBlock)) and not gates
             entries.append(Entry(policy=name, requests=requests, runs=tuple(runs[name]), fixed=fixed))
     return entries
+
+
+def take_turns(steps: Mapping[str, Generator[float, None, LoadRun]]) -> dict[str, LoadRun]:
+    """The runs to their ends; the one that has served the least share goes next."""
+    served, done = dict.fromkeys(steps, 0.0), dict[str, LoadRun]()
+    while served:
+        name = min(served, key=served.__getitem__)
+        try:
+            served[name] = next(steps[name])
+        except StopIteration as end:
+            done[name] = end.value
+            del served[name]
+    return done
 
 
 def against_fixed(entries: Sequence[Entry]) -> list[dict[str, Any]]:

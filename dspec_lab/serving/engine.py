@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class LoadRun:
 
 @dataclass(slots=True)
 class _Clock:
-    """Seconds since the load began, on which idle time is skipped rather than slept through."""
+    """Seconds since the load began, on which idle time is skipped rather than slept through, and which can be held."""
 
     start: float = field(default_factory=time.perf_counter)
     skipped: float = 0.0
@@ -50,6 +51,9 @@ class _Clock:
 
     def skip_to(self, moment: float) -> None:
         self.skipped += max(0.0, moment - self.now())
+
+    def back_to(self, moment: float) -> None:
+        self.skipped += moment - self.now()
 
 
 @dataclass(slots=True)
@@ -64,7 +68,17 @@ class _Track:
     worst: int = 0
 
 
-def run_load(
+def run_load(*args: Any, **options: Any) -> LoadRun:
+    """The run of `serve`, from its beginning to its end."""
+    steps = serve(*args, **options)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def serve(
     target: LeanDecoder,
     prompts: Sequence[Sequence[int]],
     config: DecodeConfig,
@@ -76,8 +90,11 @@ def run_load(
     gate: bool = False,
     calibrate: Callable[[np.ndarray], np.ndarray] | None = None,
     total: int | None = None,
-) -> LoadRun:
+) -> Generator[float, None, LoadRun]:
     """Serve `total` requests (all arrivals of an open loop) that take turns with `prompts`, to their end.
+
+    After each round it gives the share of the tokens served so far, at most, and waits to be asked for the next; what
+    happens meanwhile does not count. So several runs can take turns on one machine.
 
     Request i has the id `str(i)`. Without a drafter this is plain decoding in a batch. With one, `policy` decides how
     many drafts are verified; None verifies all. A fixed length drafts no more than it verifies, as a server would; with
@@ -164,6 +181,9 @@ def run_load(
             track.worst = max(track.worst, track.starved)
         for name, generation in finished.items():
             end(name, generation)
+        held = clock.now()
+        yield sum(tokens_of.values()) / (count * config.max_new_tokens)
+        clock.back_to(held)
     return LoadRun(
         summary=summarise(full, ends),
         full=summarise(all_places, ends) if all_places.seconds else None,

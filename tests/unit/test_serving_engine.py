@@ -15,8 +15,8 @@ from dspec_lab.scheduler.cost_table import CostTable, DraftCost
 from dspec_lab.scheduler.gating import ProbePurse
 from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, FullBlock, Retrospective
 from dspec_lab.serving import profile
-from dspec_lab.serving.compare import PLAIN, against_fixed, compare_policies
-from dspec_lab.serving.engine import run_load
+from dspec_lab.serving.compare import PLAIN, against_fixed, compare_policies, take_turns
+from dspec_lab.serving.engine import LoadRun, run_load, serve
 from dspec_lab.serving.profile import fit_draft_cost, profile_target, time_target
 from dspec_lab.serving.workload import ClosedLoop, OpenLoop
 from dspec_lab.verifier.decode import generate
@@ -143,6 +143,46 @@ def test_policies_are_compared_with_the_best_fixed_length():
     best = max(e.throughput for e in entries if e.requests == 1 and e.policy != "delayed")
     assert found[0]["best_fixed_tok_per_s"] == best
     json.dumps([entry.as_dict() for entry in entries], allow_nan=False)
+
+
+def test_runs_take_turns_and_only_their_own_rounds_count(monkeypatch):
+    def runs():
+        return {
+            name: serve(TARGET, PROMPTS, CONFIG, ClosedLoop(concurrency=2), drafter=DSPARK, policy=policy, total=4)
+            for name, policy in (("full", FullBlock()), ("one", FixedLength(1)))
+        }
+
+    told = {name: list(steps) for name, steps in runs().items()}
+    assert all(0 < a <= b <= 1 for shares in told.values() for a, b in zip(shares, shares[1:], strict=False))
+    ends = dict[str, LoadRun]()
+    clock = iter(range(10**9))
+    monkeypatch.setattr("dspec_lab.serving.engine.time.perf_counter", lambda: float(next(clock)))
+    steps = runs()
+    while steps:
+        for name in list(steps):
+            try:
+                next(steps[name])
+            except StopIteration as end:
+                ends[name] = end.value
+                del steps[name]
+            for _ in range(10**5):
+                next(clock)
+    assert all(run.summary.longest_gap_s < 10**5 for run in ends.values()), "what others did was counted"
+    assert all(same_texts(run) for run in ends.values())
+    monkeypatch.undo()
+    order = list[str]()
+
+    def noted(name, steps):
+        while True:
+            order.append(name)
+            try:
+                yield next(steps)
+            except StopIteration as end:
+                return end.value
+
+    assert set(take_turns({name: noted(name, steps) for name, steps in runs().items()})) == {"full", "one"}
+    counts = [order[: 2 * k].count("one") for k in (1, 4)]
+    assert counts[0] == 1 and 2 <= counts[1] <= 6, order
 
 
 @pytest.mark.parametrize("places", [3, 4])
