@@ -258,6 +258,30 @@ def test_the_profile_times_every_kind_of_pass_and_rolls_it_back():
             time_target(TARGET, **{"rows": (1,), "contexts": (8,), "repeats": 1, **options})
 
 
+def test_rounds_timed_on_a_slower_machine_are_brought_to_the_pace_of_the_passes(monkeypatch):
+    table = CostTable(
+        rows=(1, 4), seconds=(0.010, 0.016), request_probes=(1, 2), request_s=(0.0, 0.001), context_s=1e-5
+    )
+    rounds = [
+        {"requests": 1, "rows": 4, "verify_s": 1.5 * (0.016 + 4 * 20 * 1e-5)},
+        {"requests": 2, "rows": 2, "verify_s": 1.5 * (0.013 + 2 * 20 * 1e-5)},
+        {"requests": 1, "rows": 1, "verify_s": 9.0},
+        {"requests": 1, "rows": 5, "verify_s": 1.0},
+    ]
+    assert profile.pace_of(rounds, table, 20.0) == pytest.approx(1.5)
+    assert profile.pace_of([], table, 20.0) == 1.0
+    wanted = dict(rows=(1, 8), contexts=(8,), repeats=1, drafter=DSPARK, prompts=PROMPTS, config=SHORT)
+    monkeypatch.setattr(profile, "pace_of", lambda *_: 1.0)
+    cost, per_request_s, fixed_s, raw = profile.fit_drafter(TARGET, DSPARK, PROMPTS, SHORT)
+    monkeypatch.setattr(profile, "fit_drafter", lambda *_, **__: (cost, per_request_s, fixed_s, raw))
+    plain = profile_target(TARGET, **wanted)
+    monkeypatch.setattr(profile, "pace_of", lambda *_: 2.0)
+    halved = profile_target(TARGET, **wanted)
+    assert halved.run["pace"] == 2.0 and halved.draft.request_s == tuple(s / 2 for s in plain.draft.request_s)
+    assert (halved.draft.per_token_s, halved.fixed_s) == (plain.draft.per_token_s / 2, plain.fixed_s / 2)
+    assert halved.settle_per_request_s == plain.settle_per_request_s / 2
+
+
 def test_a_pass_is_timed_after_others_of_its_size(monkeypatch):
     """Right after a pass of another size one may take longer, which is not what rounds of a steady load take."""
     now, last, real = [0.0], [0], profile.extend_ragged
