@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,9 @@ def _threads() -> None:
     """torch uses as many threads as OMP_NUM_THREADS says, else as many as there are cores for this process."""
     import torch
 
-    from dspec_lab.bench.record import usable_cores
+    from dspec_lab.bench.record import wanted_threads
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or usable_cores()))
+    torch.set_num_threads(wanted_threads())
 
 
 @pytest.fixture(scope="session")

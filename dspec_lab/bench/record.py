@@ -78,6 +78,16 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def wanted_threads() -> int:
+    """CPU threads where none are asked for: OMP_NUM_THREADS, as libraries have it, or one for each core."""
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # what follows is for nested regions
+    if not text:
+        return usable_cores()
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"OMP_NUM_THREADS must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
 def json_ready(value: Any) -> Any:
     """`value` in JSON's own types: dataclasses and mappings as objects, paths as text. Others raise TypeError."""
     if is_dataclass(value) and not isinstance(value, type):

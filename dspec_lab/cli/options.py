@@ -18,7 +18,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--target", default="smollm2", help="smollm2 (default), a model folder, or a hub name")
     group.add_argument("--dtype", default="auto", help="auto, fp32, bf16 or fp16 (default: auto)")
     group.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    group.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
+    group.add_argument("--threads", type=int, help="CPU threads (default: OMP_NUM_THREADS, else all cores)")
     group.add_argument("--draft-model", metavar="MODEL", help="model folder or hub name for the drafter autoregressive")
 
 
@@ -66,10 +66,10 @@ def load_models(args: argparse.Namespace) -> tuple[Any, Any]:
     """(target, tokenizer) of parsed options."""
     import torch
 
-    from dspec_lab.bench.record import usable_cores
+    from dspec_lab.bench.record import wanted_threads
     from dspec_lab.models.load import load_target, load_tokenizer, parse_dtype
 
-    threads = usable_cores() if args.threads is None else args.threads
+    threads = wanted_threads() if args.threads is None else args.threads
     if threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
     torch.set_num_threads(threads)

@@ -52,7 +52,7 @@ def add_drafter_parser(kinds: Any, name: str) -> None:
     group = parser.add_argument_group("target")
     group.add_argument("--target", default="smollm2", help="smollm2 (default) or a model folder")
     group.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    group.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
+    group.add_argument("--threads", type=int, help="CPU threads (default: OMP_NUM_THREADS, else all cores)")
     add_json_option(parser)
     parser.set_defaults(train=run_drafter)
 

@@ -14,6 +14,7 @@ import torch
 
 from dspec_lab import __version__
 from dspec_lab.bench import record
+from dspec_lab.bench.record import usable_cores, wanted_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +54,12 @@ def test_a_record_does_not_load_torch():
 def test_what_json_cannot_hold_is_refused_by_type():
     with pytest.raises(TypeError, match="Tensor cannot be recorded"):
         record.run_record({"weights": torch.ones(2)}, None)
+
+
+def test_threads_are_those_of_the_environment_or_one_for_each_core(monkeypatch):
+    for text, threads in (("3", 3), ("2,1", 2), ("", usable_cores())):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert wanted_threads() == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")
+    with pytest.raises(ValueError, match="OMP_NUM_THREADS must be .* got '0'"):
+        wanted_threads()
