@@ -7,15 +7,12 @@ sums of at most 1600 products.
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from dspec_lab.kernels import native_rows
+from dspec_lab.bench.products import WAYS, bench_products, build_way
 from dspec_lab.kernels.native_rows import MANY_ROWS
 from dspec_lab.kernels.rows import BLOCK, LayerCache, RowMarkers, TorchRows, native_status, row_ops
 
@@ -359,29 +356,13 @@ def test_rows_of_norm_gate_and_attention_are_batch_invariant():
 # this CPU runs one of the ways to multiply; the others, of older CPUs, are built for it here
 
 
-# what an older CPU lacks: (flag of one that can run it, compiler flags, products)
-OLDER = {
-    "AVX2": ("avx2", ["-march=x86-64-v3"], "fp32, 8 lanes"),
-    "AVX-512 without bf16": ("avx512bw", ["-march=skylake-avx512"], "fp32, 16 lanes"),
-    "bf16 without tiles": ("avx512_bf16", ["-march=native", "-mno-amx-bf16"], "bf16 pairs"),
-}
-
-
-@pytest.fixture(scope="module", params=list(OLDER))
+@pytest.fixture(scope="module", params=list(WAYS))
 def older(request, tmp_path_factory):
-    """The ops as an older CPU would have them."""
-    needed, extra, products = OLDER[request.param]
-    info, command = Path("/proc/cpuinfo"), native_rows._compiler()[0]
-    if command is None or not info.exists() or needed not in info.read_text():
-        pytest.skip(f"no compiler, or a CPU without {needed}")
-    library = tmp_path_factory.mktemp("native") / "rows.so"
-    flags = [*native_rows.FLAGS, *extra, "-fopenmp"]
-    done = subprocess.run([*command, *flags, str(native_rows.SOURCE), "-o", str(library), "-lm"], check=False)
-    if done.returncode:
-        pytest.skip(f"{command[0]} does not build with {' '.join(extra)}")
-    ops = native_rows.NativeRows(ctypes.CDLL(str(library)))
-    assert ops.products == products
-    return ops
+    """The ops as an older CPU would have them, and as this one has."""
+    try:
+        return build_way(request.param, tmp_path_factory.mktemp("native"))
+    except LookupError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -401,6 +382,15 @@ def test_older_cpus_attend_and_gate_alike(older):
     close(older.attend(qkv, cache, CHAIN, HEADS, 0.3), TORCH.attend(qkv, cache, CHAIN, HEADS, 0.3), 1e-5)
     gate_up_NM = normal(5, 62, seed=2)
     close(older.silu_mul(gate_up_NM), TORCH.silu_mul(gate_up_NM))
+
+
+def test_the_ways_to_multiply_are_timed_by_turns():
+    found = bench_products((1, 3), repeats=2, shapes=((2, 40, 24), (1, 9, 24)))
+    assert set(found["ms"]) | {text.split(":")[0] for text in found["missing"]} == set(WAYS)
+    for times in found["ms"].values():
+        assert set(times) == {"1", "3"} and all(0 < row["least"] <= row["median"] for row in times.values())
+    with pytest.raises(ValueError, match=r"rows of at least 1, got 1 and \[0\]"):
+        bench_products((0,), repeats=1)
 
 
 @pytest.mark.model
