@@ -73,7 +73,6 @@ class BlockSession:
         """Memory of the draft cache; fixed from the start."""
         return self._cache.cache_bytes
 
-    @torch.inference_mode()
     def commit(self, commit: Commit) -> None:
         """Append the features of the committed rows; the newest token becomes the anchor."""
         tapped_NF = None if commit.features is None else commit.features.tapped_NF
@@ -85,10 +84,12 @@ class BlockSession:
         self._fresh.append(rows_NF)
         if len(self._fresh) == FRESH:
             # rows of a batch's pass are a view of the whole pass, which must not be kept alive while they wait
-            self._waiting.append(torch.cat(self._fresh))
+            with torch.inference_mode():
+                self._waiting.append(torch.cat(self._fresh))
             self._fresh.clear()
         if self._anchor is None:
-            self._take_in()
+            with torch.inference_mode():
+                self._take_in()
         self._anchor = commit.token_ids[-1]
 
     @torch.inference_mode()

@@ -32,4 +32,4 @@ def context_rows(commit: Commit, rows_NF: Tensor | None, *, first: bool, name: s
     count = len(commit.token_ids) - (1 if first else 0)
     if count < 1 or rows_NF.shape[0] not in (count, count + 1):
         raise ValueError(f"{len(commit.token_ids)} committed tokens need {count} feature rows, got {rows_NF.shape[0]}")
-    return rows_NF[:count]
+    return rows_NF if rows_NF.shape[0] == count else rows_NF[:count]

@@ -14,7 +14,8 @@ from jaxtyping import Float, Integer
 
 OWN_WEIGHT = 4.0  # rounds of all requests' average that a request's own counts are mixed with
 PRIOR_ROUNDS = 2.0  # and rounds of `PRIOR` that the average starts from
-PRIOR = 0.7
+# no better than even: where drafting pays little a batch that begins with whole blocks for all loses many rounds' gain
+PRIOR = 0.5
 DECAY = 0.95  # of a request's own counts, per drafted round: texts change
 STEP_ALL, STEP_OWN = 0.03, 0.2  # logits by which one wrong verdict moves the shift of all requests, and a request's own
 MOST_SHIFT = 3.0

@@ -136,6 +136,8 @@ class Request:
         return self.chooser.categorical("plain", self._round_index, 0, law(rows.logits_JV, self.sampling)[0])
 
     def _settle(self, rows: TargetRows, verify_s: float) -> tuple[list[int], list[TokenSource]]:
+        if not self._proposal.token_ids:
+            return self._settle_bare(rows, verify_s)
         start, proposal, result = time.perf_counter(), self._proposal, self.result
         base = self.session.length - 1 - proposal.gamma
         verdict = self.decide_with(rows, proposal, self.config, self.chooser, self._round_index)
@@ -169,6 +171,30 @@ class Request:
             add_laws(record, rows, considered, self.config)
         result.rounds.append(record)
         return tokens, sources
+
+    def _settle_bare(self, rows: TargetRows, verify_s: float) -> tuple[list[int], list[TokenSource]]:
+        """`_settle` of a round without drafts, of which a request at rest has many: nothing to keep or to roll back."""
+        start, proposal, result = time.perf_counter(), self._proposal, self.result
+        verdict = self.decide_with(rows, proposal, self.config, self.chooser, self._round_index)
+        settled = time.perf_counter()
+        self.draft.commit(Commit((verdict.next_token,), rows.features))  # type: ignore[union-attr]
+        record = RoundRecord(
+            round=self._round_index,
+            context_tokens=len(result.prompt_ids) + len(result.token_ids),
+            gamma=0,
+            draft_ids=(),
+            num_accepted=0,
+            num_committed=1,
+            next_token=verdict.next_token,
+            draft_s=self._draft_s + (time.perf_counter() - settled),
+            verify_s=verify_s,
+            overhead_s=settled - start,
+            confidence=proposal.confidence_G,
+        )
+        if self._trace:
+            add_laws(record, rows, proposal, self.config)
+        result.rounds.append(record)
+        return [verdict.next_token], [verdict.source(0)]
 
     def _add(self, tokens: Sequence[int], sources: Sequence[TokenSource]) -> None:
         result, had = self.result, len(self.result.token_ids)
