@@ -48,10 +48,18 @@ def validate(record: Mapping[str, Any]) -> list[ValidationPoint]:
     return [_point(row, table, measured, settings) for row in record["rows"]]
 
 
-def largest_error(points: list[ValidationPoint]) -> tuple[float, float]:
-    """(median, largest) size of the throughput's error."""
-    errors = [abs(point.throughput_error) for point in points]
+def largest_error(points: list[ValidationPoint], pace: float = 1.0) -> tuple[float, float]:
+    """(median, largest) size of the throughput's error, after the simulated ones are divided by `pace`."""
+    errors = [abs((1 + point.throughput_error) / pace - 1) for point in points]
     return statistics.median(errors), max(errors)
+
+
+def common_pace(points: list[ValidationPoint]) -> float:
+    """The factor that all points share, simulated over engine, their median.
+
+    A table is measured in some minutes and the load in others; a shared machine is not as fast in all of them.
+    """
+    return statistics.median(1 + point.throughput_error for point in points)
 
 
 def points_as_dicts(points: list[ValidationPoint]) -> list[dict[str, Any]]:
