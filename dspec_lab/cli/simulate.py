@@ -106,8 +106,8 @@ def _validate(args: argparse.Namespace) -> int:
     console.print(table)
     console.print(f"throughput is off by {median:.0%} in the median, {largest:.0%} at most, over {len(points)} points")
     console.print(
-        f"of that a factor of {pace:.2f} is common to all (the machine's pace in the minutes of the load against those of "
-        f"the table); without it {left:.0%} in the median, {left_most:.0%} at most"
+        f"of that a factor of {pace:.2f} is common to all (the machine's pace in the minutes of the load against those "
+        f"of the table); without it {left:.0%} in the median, {left_most:.0%} at most"
     )
     settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug")}
     result = {"points": points_as_dicts(points), "median_error": median, "largest_error": largest}
