@@ -384,6 +384,15 @@ def test_older_cpus_attend_and_gate_alike(older):
     close(older.silu_mul(gate_up_NM), TORCH.silu_mul(gate_up_NM))
 
 
+def test_torchs_own_products_of_bf16_are_left_as_they_were():
+    """Both may use the CPU's tile registers, whose shapes are set for a thread."""
+    a_NK, b_KO, weight_OK = normal(64, 576).bfloat16(), normal(576, 96).bfloat16(), normal(96, 576).bfloat16()
+    expected = a_NK @ b_KO
+    for rows in (1, 5, 40):
+        NATIVE.linear(normal(rows, 576), weight_OK)
+        assert torch.equal(a_NK @ b_KO, expected)
+
+
 def test_the_ways_to_multiply_are_timed_by_turns():
     found = bench_products((1, 3), repeats=2, shapes=((2, 40, 24), (1, 9, 24)))
     assert set(found["ms"]) | {text.split(":")[0] for text in found["missing"]} == set(WAYS)
