@@ -82,7 +82,7 @@ def _validate(args: argparse.Namespace) -> int:
 
     from dspec_lab.bench.record import run_record
     from dspec_lab.core.files import read_json
-    from dspec_lab.serving.validate import common_pace, largest_error, points_as_dicts, validate
+    from dspec_lab.serving.validate import largest_error, paces, points_as_dicts, validate
 
     given = [f"--{name.replace('_', '-')}" for name in ("preset", "cost_table", "trace") if getattr(args, name)]
     if given:
@@ -91,7 +91,7 @@ def _validate(args: argparse.Namespace) -> int:
     if not isinstance(record, dict):
         raise ValueError(f"{args.validate} is no record of serve-bench")
     points = validate(record)
-    (median, largest), pace = largest_error(points), common_pace(points)
+    (median, largest), pace = largest_error(points), paces(points)
     left, left_most = largest_error(points, pace)
     table = Table(title="engine and simulator", title_justify="left")
     for name in ("policy", "requests", "tok/s", "simulated", "error", "tokens a round", "simulated", "ms", "simulated"):
@@ -105,13 +105,14 @@ def _validate(args: argparse.Namespace) -> int:
     console = text_console(args.json)
     console.print(table)
     console.print(f"throughput is off by {median:.0%} in the median, {largest:.0%} at most, over {len(points)} points")
+    factors = ", ".join(f"{factor:.2f} at {requests}" for requests, factor in pace.items())
     console.print(
-        f"of that a factor of {pace:.2f} is common to all (the machine's pace in the minutes of the load against those "
-        f"of the table); without it {left:.0%} in the median, {left_most:.0%} at most"
+        f"simulated over engine by requests: {factors} (the machine's pace, or what turns cost; fitted on these "
+        f"points); without it {left:.0%} in the median, {left_most:.0%} at most"
     )
     settings = {key: value for key, value in vars(args).items() if key not in ("run", "verb", "debug")}
     result = {"points": points_as_dicts(points), "median_error": median, "largest_error": largest}
-    result |= {"common_pace": pace, "median_error_left": left, "largest_error_left": left_most}
+    result |= {"pace_by_requests": pace, "median_error_left": left, "largest_error_left": left_most}
     write_result(args.json, {**result, "run": run_record(settings, args.seed, model=record["run"].get("model"))})
     return 0
 

@@ -322,6 +322,9 @@ PAIRS_OF(1, 8) PAIRS_OF(4, 6)
 typedef struct { uint8_t palette, start, unused[14]; uint16_t bytes[16]; uint8_t rows[16]; } TileShapes;
 static int have_tiles;
 
+/* the tile instructions do not tell the compiler which memory they read */
+#define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
+
 /* the system hands out tile registers to those who ask (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) */
 __attribute__((constructor)) static void ask_for_tiles(void) { have_tiles = !syscall(SYS_arch_prctl, 0x1023, 18); }
 
@@ -378,6 +381,7 @@ static void pack_rows(const float *X, uint16_t *packed, long M, long K, long b, 
                 _mm512_storeu_si512(edge + 32 * i, i < count ? _mm512_maskz_loadu_epi16(mask, w + i * K)              \
                                                              : _mm512_setzero_si512());                               \
             w = edge, wide = 32;                                                                                      \
+            SETTLE_MEMORY();                                                                                          \
         }                                                                                                             \
         _tile_loadd(4, w, 2 * wide);                                                                                  \
         _tile_loadd(5, w + 16 * wide, 2 * wide);                                                                      \
@@ -452,6 +456,7 @@ static void linear_tiles(const uint16_t *W, const float *X, float *Y, long M, lo
         }
         /* torch's products use tiles too, and expect the shapes that they left */
         _tile_storeconfig(&before);
+        SETTLE_MEMORY();
         _tile_loadconfig(&shapes);
         _Pragma("omp for schedule(static)") for (long u = 0; u < units; u++)
             tile_unit(W + 32 * u * K, packed, Y + 32 * u, M, N, K, add, N - 32 * u < 32 ? N - 32 * u : 32);

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 OWN_WEIGHT = 4.0  # rounds of all requests' average that a request's own counts are mixed with
-PRIOR_ROUNDS = 2.0  # and rounds of `PRIOR` that the average starts from
+PRIOR_ROUNDS = 2.0  # and rounds, of `PRIOR` or of the position before, that the average starts from
 # no better than even: where drafting pays little a batch that begins with whole blocks for all loses many rounds' gain
 PRIOR = 0.5
 DECAY = 0.95  # of a request's own counts, per drafted round: texts change
@@ -60,8 +60,16 @@ class AcceptanceHistory:
         self._shift_G = np.zeros(gamma)
 
     def average(self) -> Float[np.ndarray, " G"]:
-        """Conditional acceptance over all requests so far; `PRIOR` before any."""
-        return (self._all_2G[1] + PRIOR_ROUNDS * PRIOR) / (self._all_2G[0] + PRIOR_ROUNDS)
+        """Conditional acceptance over all requests so far, each position's drawn towards that of the one before it.
+
+        The first is drawn towards `PRIOR`. So a position that was never reached goes as the last that was: a gate that
+        has seen short drafts alone still learns whether longer ones would pay.
+        """
+        found_G, before = [], PRIOR
+        for reached, kept in self._all_2G.T.tolist():
+            before = (kept + PRIOR_ROUNDS * before) / (reached + PRIOR_ROUNDS)
+            found_G.append(before)
+        return np.array(found_G)
 
     def chances(self, standing: Standing) -> Float[np.ndarray, "B G"]:
         """Expected conditional acceptance of each request's next drafts."""

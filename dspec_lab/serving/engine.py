@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -68,9 +67,24 @@ class _Track:
     worst: int = 0
 
 
-def run_load(*args: Any, **options: Any) -> LoadRun:
+def run_load(
+    target: LeanDecoder,
+    prompts: Sequence[Sequence[int]],
+    config: DecodeConfig,
+    load: Load,
+    *,
+    drafter: Drafter | None,
+    policy: Policy | None = None,
+    table: CostTable | None = None,
+    gate: bool = False,
+    calibrate: Callable[[np.ndarray], np.ndarray] | None = None,
+    total: int | None = None,
+) -> LoadRun:
     """The run of `serve`, from its beginning to its end."""
-    steps = serve(*args, **options)
+    steps = serve(
+        target, prompts, config, load, drafter=drafter, policy=policy, table=table, gate=gate, calibrate=calibrate,
+        total=total,
+    )  # fmt: skip
     while True:
         try:
             next(steps)
@@ -103,7 +117,6 @@ def serve(
     """
     if not prompts:
         raise ValueError("no prompts to serve")
-    closed = isinstance(load, ClosedLoop)
     places = load.concurrency if isinstance(load, ClosedLoop) else load.max_active
     count = (total or 2 * places) if isinstance(load, ClosedLoop) else len(load.arrivals_s)
     if count < 1:
@@ -114,6 +127,22 @@ def serve(
     config = replace(config, gamma=useful_drafts(policy, config.gamma))
     if policy is not None:
         scheduler = BatchScheduler(policy, gamma=config.gamma, table=table, calibrate=calibrate, gate=gate)
+    return _rounds(target, prompts, config, load, drafter, scheduler, gate, count)
+
+
+def _rounds(
+    target: LeanDecoder,
+    prompts: Sequence[Sequence[int]],
+    config: DecodeConfig,
+    load: Load,
+    drafter: Drafter | None,
+    scheduler: BatchScheduler | None,
+    gate: bool,
+    count: int,
+) -> Generator[float, None, LoadRun]:
+    """`serve`, when it is known that it can be."""
+    closed = isinstance(load, ClosedLoop)
+    places = load.concurrency if isinstance(load, ClosedLoop) else load.max_active
     watched = _Watch(scheduler)
     batch = RaggedBatch(
         target,
@@ -129,6 +158,8 @@ def serve(
     def end(name: str, generation: Generation) -> None:
         track, done[name] = tracks.pop(name), generation
         gained = len(generation.token_ids) - 1
+        # the request's own clock does not know of turns
+        generation.decode_s = clock.now() - track.began_s
         ends.append(
             RequestEnd(
                 arrived_s=track.arrived_s,

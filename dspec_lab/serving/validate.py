@@ -48,18 +48,22 @@ def validate(record: Mapping[str, Any]) -> list[ValidationPoint]:
     return [_point(row, table, measured, settings) for row in record["rows"]]
 
 
-def largest_error(points: list[ValidationPoint], pace: float = 1.0) -> tuple[float, float]:
-    """(median, largest) size of the throughput's error, after the simulated ones are divided by `pace`."""
-    errors = [abs((1 + point.throughput_error) / pace - 1) for point in points]
+def largest_error(points: list[ValidationPoint], pace: Mapping[int, float] | None = None) -> tuple[float, float]:
+    """(median, largest) size of the throughput's error; with `pace` after that factor of each load is taken out."""
+    errors = [abs((1 + point.throughput_error) / (pace or {}).get(point.requests, 1.0) - 1) for point in points]
     return statistics.median(errors), max(errors)
 
 
-def common_pace(points: list[ValidationPoint]) -> float:
-    """The factor that all points share, simulated over engine, their median.
+def paces(points: list[ValidationPoint]) -> dict[int, float]:
+    """By number of requests: simulated over engine, the median over policies.
 
-    A table is measured in some minutes and the load in others; a shared machine is not as fast in all of them.
+    A table is measured in some minutes and a load in others, and on its own rather than between other policies' rounds;
+    what that makes of the policies of one load is mostly one factor.
     """
-    return statistics.median(1 + point.throughput_error for point in points)
+    return {
+        requests: statistics.median(1 + point.throughput_error for point in points if point.requests == requests)
+        for requests in sorted({point.requests for point in points})
+    }
 
 
 def points_as_dicts(points: list[ValidationPoint]) -> list[dict[str, Any]]:

@@ -176,6 +176,8 @@ class Request:
         """`_settle` of a round without drafts, of which a request at rest has many: nothing to keep or to roll back."""
         start, proposal, result = time.perf_counter(), self._proposal, self.result
         verdict = self.decide_with(rows, proposal, self.config, self.chooser, self._round_index)
+        if verdict.num_accepted:
+            raise ValueError(f"a verdict accepts {verdict.num_accepted} drafts of a round that had none")
         settled = time.perf_counter()
         self.draft.commit(Commit((verdict.next_token,), rows.features))  # type: ignore[union-attr]
         record = RoundRecord(

@@ -12,7 +12,8 @@ from dspec_lab.config import DecodeConfig
 from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
 from dspec_lab.scheduler.batch import BatchScheduler
 from dspec_lab.scheduler.cost_table import CostTable, DraftCost
-from dspec_lab.scheduler.gating import ProbePurse
+from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
+from dspec_lab.scheduler.history import AcceptanceHistory, Standing
 from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, FullBlock, Retrospective
 from dspec_lab.serving import profile
 from dspec_lab.serving.compare import PLAIN, against_fixed, compare_policies, take_turns
@@ -168,6 +169,9 @@ def test_runs_take_turns_and_only_their_own_rounds_count(monkeypatch):
             for _ in range(10**5):
                 next(clock)
     assert all(run.summary.longest_gap_s < 10**5 for run in ends.values()), "what others did was counted"
+    assert all(0 < text.decode_s < 10**5 for run in ends.values() for text in run.generations.values())
+    with pytest.raises(ValueError, match="no prompts"):
+        serve(TARGET, [], CONFIG, ClosedLoop(concurrency=2), drafter=DSPARK)
     assert all(same_texts(run) for run in ends.values())
     monkeypatch.undo()
     order = list[str]()
@@ -295,3 +299,14 @@ def test_a_pass_is_timed_after_others_of_its_size(monkeypatch):
     monkeypatch.setattr(profile, "extend_ragged", slow_at_first)
     monkeypatch.setattr(profile.time, "perf_counter", lambda: now[0])
     assert {sample.seconds for sample in time_target(TARGET, rows=(1, 4, 9), contexts=(8,), repeats=2)} == {1.0}
+
+
+def test_a_gate_that_begins_with_short_drafts_learns_that_whole_blocks_pay():
+    """Drafting costs more than a pass, 9 of 10 drafts are accepted: 1 does not pay, 7 nearly double the rate."""
+    table = CostTable(rows=(1, 8), seconds=(0.014, 0.0155), draft=DraftCost(per_request_s=0.022))
+    rng, history, own = np.random.default_rng(0), AcceptanceHistory(7), Standing.new(1, 7)
+    assert draft_lengths(np.cumprod(history.chances(own), axis=1), table).tolist() == [0]
+    for _ in range(60):
+        kept = int(rng.random() < 0.9)
+        history.settle(own, np.array([1]), np.array([1]), np.array([kept]))
+    assert draft_lengths(np.cumprod(history.chances(own), axis=1), table).tolist() == [7]

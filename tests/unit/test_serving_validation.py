@@ -94,9 +94,11 @@ def test_the_command_prints_the_error_of_each_point(record, tmp_path, capsys):
     assert len(found["points"]) == len(record["rows"]) and "off by" in out.err
     errors = sorted(abs(point["throughput_error"]) for point in found["points"])
     assert found["largest_error"] == errors[-1]
-    ratios = sorted(1 + point["throughput_error"] for point in found["points"])
-    assert ratios[0] <= found["common_pace"] <= ratios[-1]
-    left = max(abs(ratio / found["common_pace"] - 1) for ratio in ratios)
+    left, pace = 0.0, found["pace_by_requests"]
+    for requests, factor in pace.items():
+        ratios = [1 + p["throughput_error"] for p in found["points"] if p["requests"] == int(requests)]
+        assert min(ratios) <= factor <= max(ratios)
+        left = max(left, *(abs(ratio / factor - 1) for ratio in ratios))
     assert found["largest_error_left"] == pytest.approx(left) and found["median_error_left"] <= left
 
 

@@ -27,7 +27,7 @@ ALGEBRA = (
     r"Find $h(<c=8..30>)$.",
     r"Suppose $f(x) = \frac{<a=2..7>x + <b=1..9>}{x - <c=1..9>}$. Determine $f^{-1}(<d=11..25>)$.",
     r"Find all real numbers $x$ with $\sqrt{x + <a=5..60>} = x - <b=1..7>$.",
-    r"How many real solutions does $|x - <a=1..9>| + |x + <b=1..9>| = <c=8..40>$ have, and what is their sum?",
+    r"How many real solutions does $|x - <a=1..9>| + |x + <b=1..9>| = <c=19..40>$ have, and what is their sum?",
     r"Evaluate $\log_{<a=2|3|5|7>} \left(<a>^{<b=3..15>} \cdot \sqrt{<a>^{<c=3|5|7|9|11>}}\right)$.",
     r"If $\log_2 x + \log_4 x + \log_{16} x = \frac{<a=7..63>}{4}$, what is $\log_2 x$?",
     r"Real numbers $x, y > 0$ satisfy $\log_{10} x + 2\log_{10} y = <a=2..9>$ and $3\log_{10} x - \log_{10} y = "
@@ -80,7 +80,7 @@ NUMBERS = (
     r"$n \equiv <c=1..8> \pmod{9}$.",
     r"Solve $<a=3|5|7|11>x \equiv <b=1..16> \pmod{<m=17|19|23|29|31>}$ for the least non-negative integer $x$.",
     r"Write the base-ten number $<n=200..4000>$ in base $<b=3..9>$. What is the sum of its digits there?",
-    r"In base $b$ the number $<x=1|2|3><y=0|1|2|3><z=1|2|3>_b$ is equal to <w=an even|an odd> number of base ten below "
+    r"In base $b$ the number $<x=1|2|3><y=0|1|2|3><z=1|2|3>_b$ is equal to a number of base ten below "
     r"$<n=100..400>$. What is the largest possible base $b$?",
     r"How many trailing zeros does $<n=40..700>!$ have when it is written in base ten?",
     r"What is the greatest integer $k$ such that $<p=2|3|5|7>^k$ divides $<n=30..250>!$?",
@@ -90,7 +90,7 @@ NUMBERS = (
     r"How many three-digit numbers have digits whose sum is $<s=4..23>$?",
     r"How many integers from $1$ to $<n=200..2000>$ are divisible by $<a=3|4|5>$ or $<b=6|7|8>$ but not by "
     r"$<c=9|10|11>$?",
-    r"Let $p$ be a prime for which $p + <a=10|12|14|20|24|30>$ and $p + <b=2|6|8|18>$ are prime as well. Find "
+    r"Let $p$ be a prime for which $p + <a=12|14|20|24|30>$ and $p + <b=2|6|8|18>$ are prime as well. Find "
     r"the three smallest possible values of $p$.",
     r"Find all pairs of positive integers $(x, y)$ with $<a=3..9>x + <b=4..13>y = <c=60..200>$.",
     r"How many ordered pairs of integers $(m, n)$ satisfy $(m - <a=1..9>)(n + <b=1..9>) = "
@@ -114,7 +114,7 @@ FIGURES = (
     r"Convert the polar point $\left(<r=2..14>, \frac{<k=1|2|3|5|7>\pi}{<m=3|4|6>}\right)$ to rectangular coordinates.",
     r"Find the angle between $\mathbf{u} = \begin{pmatrix} <a=1..7> \\ <b=-6..6> \end{pmatrix}$ and $\mathbf{v} = "
     r"\begin{pmatrix} <c=-5..5> \\ <d=1..8> \end{pmatrix}$; give its cosine.",
-    r"For what $t$ are the vectors $(<a=1..9>, t, <b=-7..7>)$ and $(<c=-5..5>, <d=2..8>, t)$ orthogonal?",
+    r"For what $t$ are the vectors $(<a=1..9>, t, <b=-7..7>)$ and $(<c=-5..5>, <d=8..12>, t)$ orthogonal?",
     r"What is the area of the triangle with vertices $(<a=-9..9>, <b=-9..9>)$, $(<c=10..19>, <d=-9..9>)$ and "
     r"$(<e=-9..9>, <f=10..19>)$?",
     r"The line $y = <m=2..6>x + <b=-9..9>$ is reflected in the <w=$x$-axis|$y$-axis|line $y = x$>. Write an equation "
@@ -138,7 +138,7 @@ CHANCES = (
     r"next to each other|refuse to sit side by side|must have exactly one person between them>?",
     r"A bag holds $<a=3..9>$ red, $<b=2..8>$ green and $<c=2..7>$ white beads. <who1> draws $<k=2|3>$ of them without "
     r"looking and without putting any back. What is the probability that all have <w=the same|a different> colour?",
-    r"<who1> rolls <k=two|three|four> fair dice. What is the probability that the <w=sum is $<s=6..14>$|largest number "
+    r"<who1> rolls <k=two|three|four> fair dice. What is the probability that the <w=sum is $<s=6..12>$|largest number "
     r"shown is $<m=3..5>$|product is even|numbers are all different>? Write it as $\frac{p}{q}$ in lowest terms.",
     r"How many words of $<n=4..9>$ letters can be made from $A$, $B$ and $C$ in which no two neighbouring letters are "
     r"equal and the first letter is <w=$A$|not $A$>?",
@@ -147,7 +147,7 @@ CHANCES = (
     r"contain at least $<m=2|3>$ chemists?",
     r"A path on the grid goes from $(0, 0)$ to $(<a=4..9>, <b=4..9>)$ in unit steps to the right or up. How many such "
     r"paths <w=pass through|avoid> the point $(<c=1..3>, <d=1..3>)$?",
-    r"In how many ways can $<n=8..20>$ identical <w=tokens|lanterns|stickers> be given to $<k=3..5>$ children so that "
+    r"In how many ways can $<n=10..20>$ identical <w=tokens|lanterns|stickers> be given to $<k=3..5>$ children so that "
     r"each child receives at least <m=one|two>?",
     r"A biased coin shows heads with probability $\frac{<a=1|2>}{<b=3|5|7>}$. It is tossed $<n=4..8>$ times. Find the "
     r"probability of exactly $<k=2|3>$ heads.",
@@ -180,12 +180,13 @@ TALES = (
     r"A clock loses $<m=2..9>$ minutes in every $<h=3..10>$ hours. It is set right at noon on a Monday. What "
     r"is the true time when this clock next shows <w=midnight|6:00 in the evening|noon>? When will it show the "
     r"right time again?",
-    r"A hall has $<r=12..30>$ rows. The first row has $<a=14..25>$ seats and every later row has $<d=1..3>$ "
+    r"A hall has $<r=12|14|16|18|20|22|24|26|28|30>$ rows. The first row has $<a=14..25>$ seats and every later "
+    r"row has $<d=1..3>$ "
     r"more than the one before. Tickets in the front half of the rows cost $\$<p=20..60>$ and all others "
     r"$\$<q=8..19>$. If every seat is sold, how much money is taken?",
-    r"Three friends, <who1>, <who2> and <who3>, share a prize in the ratio $<a=2..5> : <b=3..7> : <c=4..9>$. After "
+    r"Three friends, <who1>, <who2> and <who3>, share a prize in the ratio $<a=2..5> : <b=3..7> : <c=6..9>$. After "
     r"<who3> gives $<d=6..40>$ dollars to <who1>, these two have the same amount. How large was the prize?",
-    r"<who1> walks up a moving stairway and counts $<a=18..35>$ steps; walking at twice the pace, <who1> counts "
+    r"<who1> walks up a moving stairway and counts $<a=25..35>$ steps; walking at twice the pace, <who1> counts "
     r"$<b=36..48>$. How many steps would be visible if the stairway stood still?",
 )
 GROUPS = (ALGEBRA, NUMBERS, FIGURES, CHANCES, TALES)

@@ -319,7 +319,7 @@ TASKS = (
          "$1 \\le |s| \\le 10^6$", _word("()"), _needed_repairs),
     Task(("{name} wants to pave $n$ corridors of lengths $a_1, \\ldots, a_n$ with tiles of one length each, without "
           "cutting any. The tiles should be as long as possible.",
-          "Ropes of $n$ different lengths are to be cut into pieces that are all equally long, with nothing left over. "
+          "Ropes of $n$ lengths are to be cut into pieces that are all equally long, with nothing left over. "
           "Longer pieces are better."),
          N_LINE + ".", "Print the greatest possible length.", LARGE + ", $1 \\le a_i \\le 10^9$",
          lambda r: [[4], [r.choice([2, 3, 4, 6]) * r.randint(2, 15) for _ in range(4)]], _common_step),

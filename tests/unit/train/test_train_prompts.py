@@ -222,3 +222,36 @@ def test_unusable_texts_are_dropped():
     assert not usable("no no no no no no no") and not usable("12 + 4 = [ ] {} 99") and not usable("Hello there")
     twice = [TrainPrompt("chat", "x", ("A  b",)), TrainPrompt("chat", "y", ("a B",))]
     assert without_repeats(twice) == twice[:1]
+
+
+def test_contest_problems_can_be_solved():
+    """Draws that would leave a problem without an answer, or with too many."""
+    text = "\n".join(prompt.turns[0] for prompt in contest_problems(4000, 31))
+    found = dict.fromkeys(("stairs", "prize", "hall", "primes", "children", "absolute", "vectors"), 0)
+    for slow, fast in re.findall(r"moving stairway and counts \$(\d+)\$ steps; .*?counts \$(\d+)\$", text):
+        found["stairs"] += 1
+        assert int(slow) < int(fast) < 2 * int(slow)
+    for first, third in re.findall(r"share a prize in the ratio \$(\d+) : \d+ : (\d+)\$", text):
+        found["prize"] += 1
+        assert int(third) > int(first)
+    for rows in re.findall(r"A hall has \$(\d+)\$ rows", text):
+        found["hall"] += 1
+        assert int(rows) % 2 == 0
+    for a, b in re.findall(r"prime for which \$p \+ (\d+)\$ and \$p \+ (\d+)\$", text):
+        found["primes"] += 1
+        small = [p for p in range(2, 2000) if all(is_prime(n) for n in (p, p + int(a), p + int(b)))]
+        assert small and small[0] > 0
+    for things, children in re.findall(r"ways can \$(\d+)\$ identical \w+ be given to \$(\d)\$ children", text):
+        found["children"] += 1
+        assert int(things) >= 2 * int(children)
+    for a, b, c in re.findall(r"\|x - (\d+)\| \+ \|x \+ (\d+)\| = (\d+)\$", text):
+        found["absolute"] += 1
+        assert int(c) > int(a) + int(b)
+    for b, d in re.findall(r"vectors \$\(\d+, t, (-?\d+)\)\$ and \$\(-?\d+, (\d+), t\)\$", text):
+        found["vectors"] += 1
+        assert int(b) + int(d) != 0
+    assert all(found.values()), found
+
+
+def is_prime(n: int) -> bool:
+    return n > 1 and all(n % k for k in range(2, int(n**0.5) + 1))
