@@ -1,7 +1,7 @@
 """The lean decoder: one target implementation for Llama, Qwen3 and dense Gemma 4, made for passes over few rows.
 
 Weights stay in the model's dtype; activations, keys, values and logits are fp32 on every device (a product may round
-its rows to the weights' dtype, as torch does and as CPUs with products of bf16 pairs do). A pass takes flattened rows
+its rows to the weights' dtype, as torch does and as CPUs with products of bf16 do). A pass takes flattened rows
 with markers (`kernels.rows.RowMarkers`), so one request, a ragged batch of many and a draft tree are the same call.
 Rolling back is exact: a cache's length is lowered, and what lies beyond it is never looked at. Sliding layers keep all
 positions and look only at their window, so they roll back like the others.

@@ -1,6 +1,6 @@
 """The compiled row ops against the torch reference, off the block sizes, and row by row against themselves.
 
-The reference multiplies in fp32 here (bf16 weights are widened first; where the CPU multiplies pairs of bf16, the
+The reference multiplies in fp32 here (bf16 weights are widened first; where the CPU multiplies bf16 numbers, the
 reference gets rounded rows too), so both sides do the same arithmetic in another order: the tolerance is that of fp32
 sums of at most 1600 products.
 """
