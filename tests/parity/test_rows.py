@@ -384,6 +384,14 @@ def test_older_cpus_attend_and_gate_alike(older):
     close(older.silu_mul(gate_up_NM), TORCH.silu_mul(gate_up_NM))
 
 
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_weight_row_of_odd_width_reads_nothing_of_the_next(older, rows):
+    x_NK, weight_OK = normal(rows, 43), normal(40, 43, seed=1, dtype=torch.bfloat16)
+    expected = older.linear(x_NK, weight_OK)
+    weight_OK[1::2] = float("inf")
+    assert torch.equal(older.linear(x_NK, weight_OK)[:, ::2], expected[:, ::2])
+
+
 def test_torchs_own_products_of_bf16_are_left_as_they_were():
     """Both may use the CPU's tile registers, whose shapes are set for a thread."""
     a_NK, b_KO, weight_OK = normal(64, 576).bfloat16(), normal(576, 96).bfloat16(), normal(96, 576).bfloat16()
