@@ -154,7 +154,12 @@ class LeanDecoder:
         x_ND = torch.nn.functional.embedding(ids_N, self.weights.embedding).float()
         if self._embed_scale != 1.0:
             x_ND *= self._embed_scale
-        tapped = [x_ND.clone()] if -1 in taps.layers else []
+        width = self.hidden_size
+        tapped_NF = x_ND.new_empty(len(ids_N), width * len(taps.layers)) if taps.layers else None
+        # where each tapped layer's output goes; -1 is the embedding
+        places = {layer: slice(width * i, width * (i + 1)) for i, layer in enumerate(taps.layers)}
+        if tapped_NF is not None and -1 in places:
+            tapped_NF[:, places[-1]] = x_ND
         turns = {kind: self._cos_sin(kind, positions_N) for kind in set(spec.layer_types)}
         windows = {kind: _windowed(markers, spec.attention[kind].window, positions_N) for kind in set(spec.layer_types)}
         layers = caches[0].layers if len(caches) == 1 else joined_layers(caches)
@@ -186,9 +191,9 @@ class LeanDecoder:
                 x_ND = x_ND + ops.rms_norm(inner, layer.norm_after_mlp, spec.norm_eps)
             if layer.scalar != 1.0:
                 x_ND = x_ND * layer.scalar
-            if index in taps.layers:
-                tapped.append(x_ND.clone())
-        return ops.rms_norm(x_ND, self.weights.norm, spec.norm_eps), torch.cat(tapped, -1) if tapped else None
+            if tapped_NF is not None and index in places:
+                tapped_NF[:, places[index]] = x_ND
+        return ops.rms_norm(x_ND, self.weights.norm, spec.norm_eps), tapped_NF
 
     def _activate(self, gate_up: Tensor) -> Tensor:
         if self.spec.activation == "silu":

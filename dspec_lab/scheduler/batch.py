@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ from dspec_lab.scheduler.policies import (
 from dspec_lab.verifier.request import Request
 
 DELAY = 2  # rounds between the confidences that set a capacity and the round it holds for
+# rounds after which what they taught is taken in, while the same requests take part: looking takes longer than deciding
+HOLD = 4
 Source = Literal["confidence", "history"]
 
 
@@ -45,14 +48,25 @@ class Decision:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Look:
-    """What was found of the requests before they drafted; it holds until their round is settled."""
+    """What was found of the requests before they drafted. It holds for `HOLD` rounds, or until others take part."""
 
+    requests: list[ReferenceType[Request]]
     memories: list[_Memory]
-    standing: Standing
-    expected_BG: np.ndarray  # conditional acceptance
+    expected_BG: list[list[float]]  # conditional acceptance
     context_tokens: float
+    rounds: int = 0  # it was used for
+    lengths: list[int] | None = None  # drafts that are worth asking for, where that was asked
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A round with drafts that may not be settled yet."""
+
+    index: int  # of its record among the request's
+    drafted: int
+    chance_G: list[float] | None  # corrected confidences of its drafts, if it had any
 
 
 @dataclass(slots=True)
@@ -61,10 +75,8 @@ class _Memory:
 
     standing: Standing  # one row
     number: int  # by which it is told from every other request, ended ones too
-    past: deque[np.ndarray] = field(default_factory=lambda: deque(maxlen=DELAY))  # survival of its last rounds
-    rounds_read: int = 0
-    drafted: int = 0  # in the round that is not settled yet
-    chance_G: np.ndarray | None = None  # corrected confidences of that round's drafts, if it had any
+    past: deque[list[float]] = field(default_factory=lambda: deque(maxlen=DELAY))  # survival of its last rounds
+    pending: list[_Pending] = field(default_factory=list)  # rounds that nothing was learned from yet
     skipped: float = math.inf  # rounds since it drafted
 
 
@@ -97,11 +109,12 @@ class BatchScheduler:
         self._blind = isinstance(policy, (FixedLength, FullBlock)) and not gate
         self._history, self._purse, self._gate_s = AcceptanceHistory(gamma), ProbePurse(), 0.0
         # the last choice of draft lengths, which holds while the requests are the same and nothing was learned
-        self._chosen: tuple[tuple[int, ...], np.ndarray] | None = None
+        self._chosen: tuple[tuple[int, ...], list[int]] | None = None
         # requests of which none drafts, while they are the same, and the rounds for which that has gone on
         self._resting: list[ReferenceType[Request]] = []
         self._rested = 0
-        self._look: _Look | None = None  # of the gate, for the decision that follows in the same round
+        self._look: _Look | None = None
+        self._gated = False  # whether the gate has looked in this round, so that the decision need not
         self._numbers = itertools.count()
         self._memory: WeakKeyDictionary[Request, _Memory] = WeakKeyDictionary()
 
@@ -109,31 +122,40 @@ class BatchScheduler:
         """Drafts to ask of each request's drafter this round; decided by earlier rounds, before anything is drafted."""
         if self.table is None:
             raise ValueError("draft lengths rest on a cost table, got none")
-        start, self._look = time.perf_counter(), None
-        if self._at_rest(requests) and self._purse.rest(len(requests), self.table):
+        start, self._gated = time.perf_counter(), False
+        if _are(requests, self._resting) and self._purse.rest(len(requests), self.table):
             # nobody drafted, so nothing was learned, and nothing changes
             self._rested += 1
             self._gate_s = time.perf_counter() - start
             return [0] * len(requests)
-        look = self._look = self._look_at(requests)
-        memories = look.memories
-        who = tuple(memory.number for memory in memories)
-        if self._chosen is None or self._chosen[0] != who:
-            survival_BG = np.cumprod(look.expected_BG, axis=1)
-            self._chosen = who, draft_lengths(survival_BG, self.table, context_tokens=look.context_tokens)
-        may_B = np.array([self._room(request) for request in requests], dtype=np.int64)
-        wanted_B = np.minimum(self._chosen[1], may_B)
+        look, self._gated = self._look_at(requests), True
+        if look.lengths is None:
+            look.lengths = self._worth_asking(look)
+        wanted = [min(length, self._room(request)) for length, request in zip(look.lengths, requests, strict=True)]
         for reference in self._resting:
             if (request := reference()) is not None and request in self._memory:
                 self._memory[request].skipped += self._rested
-        skipped_B = np.array([memory.skipped for memory in memories], dtype=float)
-        wanted_B = self._purse.add(wanted_B, skipped_B, may_B, self.table)
-        for memory, wanted in zip(memories, wanted_B.tolist(), strict=True):
-            memory.skipped = 0 if wanted else memory.skipped + 1
-        self._resting = [] if wanted_B.any() else [ref(request) for request in requests]
+        if all(wanted):
+            self._purse.save(len(requests), self.table)
+        else:
+            may_B = np.array([self._room(request) for request in requests], dtype=np.int64)
+            skipped_B = np.array([memory.skipped for memory in look.memories], dtype=float)
+            wanted = self._purse.add(np.array(wanted, dtype=np.int64), skipped_B, may_B, self.table).tolist()
+        for memory, length in zip(look.memories, wanted, strict=True):
+            memory.skipped = 0 if length else memory.skipped + 1
+        self._resting = [] if any(wanted) else look.requests
         self._rested = 0
         self._gate_s = time.perf_counter() - start
-        return wanted_B.tolist()
+        return wanted
+
+    def _worth_asking(self, look: _Look) -> list[int]:
+        """The choice of draft lengths, made anew where something was learned or the requests are others."""
+        who = tuple(memory.number for memory in look.memories)
+        if self._chosen is None or self._chosen[0] != who:
+            survival_BG = np.cumprod(np.array(look.expected_BG), axis=1)
+            lengths_B = draft_lengths(survival_BG, self.table, context_tokens=look.context_tokens)  # type: ignore[arg-type]
+            self._chosen = who, lengths_B.tolist()
+        return self._chosen[1]
 
     def __call__(self, requests: Sequence[Request]) -> list[int]:
         """Drafts of each request to verify this round."""
@@ -144,70 +166,72 @@ class BatchScheduler:
             lengths = self.policy.lengths(view).tolist()
             told = {request.proposal.confidence_G is not None for request in requests if request.proposal.gamma}
             seen: set[Source] = {"confidence" if known else "history" for known in told}
-            self._log(requests, offered_B, lengths, seen, time.perf_counter() - start)
+            self._log(requests, offered_B.tolist(), lengths, seen, time.perf_counter() - start)
             return lengths
-        if self._rested and self._at_rest(requests) and not any(request.proposal.gamma for request in requests):
-            self._log(requests, np.zeros(B, dtype=np.int64), [0] * B, set(), time.perf_counter() - start)
+        lens = [request.proposal.gamma for request in requests]
+        if self._rested and not any(lens) and _are(requests, self._resting):
+            self._log(requests, lens, [0] * B, set(), time.perf_counter() - start)
             return [0] * B
-        look, self._look = self._look or self._look_at(requests), None
-        memories = look.memories
-        lens_B = np.array([request.proposal.gamma for request in requests], dtype=np.int64)
-        for memory, length in zip(memories, lens_B.tolist(), strict=True):
-            memory.drafted = length
-            if not length:
+        look = self._look if self._gated and self._look is not None else self._look_at(requests)
+        self._gated = False
+        if not any(lens):
+            for memory in look.memories:
+                memory.past.clear()
+            self._log(requests, lens, [0] * B, set(), time.perf_counter() - start)
+            return [0] * B
+        survival_BG, past_BG, sources = [], [], set[Source]()
+        for memory, request, length, told_G, expected_G in zip(
+            look.memories, requests, lens, self._confidences(requests), look.expected_BG, strict=True
+        ):
+            chance_G = None
+            if told_G is not None and length:
+                own = memory.standing.shift_B[0]
+                chance_G = self._history.corrected_row(told_G, float(own)) if self._learn else list(told_G)
+            # a short proposal: what it does not hold is expected to go as before
+            found_G = expected_G if chance_G is None else [*chance_G, *expected_G[length:]]
+            survival_G = list(itertools.accumulate(found_G, operator.mul))
+            survival_BG.append(survival_G)
+            old_G = memory.past[0] if len(memory.past) == DELAY else itertools.accumulate(expected_G, operator.mul)
+            past_BG.append(list(old_G))
+            if length:
+                sources.add("history" if chance_G is None else "confidence")
+                memory.past.append(survival_G)
+                index = len(request.result.rounds)
+                if memory.pending and memory.pending[-1].index == index:
+                    memory.pending.pop()  # that round was begun and never settled
+                memory.pending.append(_Pending(index, length, chance_G))
+            else:
                 # what it told before is old by the time it drafts again
                 memory.past.clear()
-        if not lens_B.any():
-            self._log(requests, lens_B, [0] * B, set(), time.perf_counter() - start)
-            return [0] * B
-        standing, expected_BG = look.standing, look.expected_BG
-        raw_BG, told_B = np.ones((B, self.gamma)), np.zeros(B, dtype=bool)
-        for i, request in enumerate(requests):
-            confidence_G = request.proposal.confidence_G
-            if confidence_G is not None and lens_B[i]:
-                raw_BG[i, : lens_B[i]], told_B[i] = confidence_G, True
-        if self._calibrate is not None and told_B.any():
-            raw_BG[told_B] = self._calibrate(raw_BG[told_B])
-        corrected_BG = self._history.corrected(raw_BG, standing) if self._learn else raw_BG
-        # a short proposal: what it does not hold is expected to go as before
-        has_BG = told_B[:, None] & (np.arange(self.gamma) < lens_B[:, None])
-        survival_BG = np.cumprod(np.where(has_BG, corrected_BG, expected_BG), axis=1)
-        past_BG = np.cumprod(expected_BG, axis=1)
-        for i, memory in enumerate(memories):
-            if len(memory.past) == DELAY:
-                past_BG[i] = memory.past[0]
-            if memory.drafted:
-                memory.past.append(survival_BG[i])
-            memory.chance_G = corrected_BG[i] if told_B[i] else None
-        drafted = int(lens_B.sum())
+        drafting = sum(length > 0 for length in lens)
         view = RoundView(
-            survival_BG=survival_BG,
-            lens_B=lens_B,
-            past_BG=past_BG,
+            survival_BG=np.array(survival_BG),
+            lens_B=np.array(lens, dtype=np.int64),
+            past_BG=np.array(past_BG),
             asked_B=np.array([min(request.gamma, self._room(request)) for request in requests], dtype=np.int64),
-            draft_s=self.table.draft.seconds(int((lens_B > 0).sum()), drafted) if self.table else 0.0,
+            draft_s=self.table.draft.seconds(drafting, sum(lens)) if self.table else 0.0,
             context_tokens=look.context_tokens,
         )
-        lengths = [int(length) for length in self.policy.lengths(view)]
-        sources: set[Source] = set()
-        for told, drafts in zip(told_B, lens_B, strict=True):
-            if drafts:
-                sources.add("confidence" if told else "history")
-        self._log(requests, lens_B, lengths, sources, time.perf_counter() - start)
+        lengths = self.policy.lengths(view).tolist()
+        self._log(requests, lens, lengths, sources, time.perf_counter() - start)
         return lengths
 
-    def _at_rest(self, requests: Sequence[Request]) -> bool:
-        return len(requests) == len(self._resting) and all(
-            reference() is request for reference, request in zip(self._resting, requests, strict=True)
-        )
+    def _confidences(self, requests: Sequence[Request]) -> Sequence[Sequence[float] | None]:
+        """Each proposal's confidences, calibrated."""
+        raw_BG = [request.proposal.confidence_G for request in requests]
+        if self._calibrate is None:
+            return raw_BG
+        padded = [(*told_G, *[1.0] * (self.gamma - len(told_G))) for told_G in raw_BG if told_G is not None]
+        found = iter(self._calibrate(np.array(padded)).tolist() if padded else ())
+        return [None if told_G is None else next(found)[: len(told_G)] for told_G in raw_BG]
 
     def _log(
-        self, requests: Sequence[Request], lens_B: np.ndarray, lengths: list[int], sources: set[Source], seconds: float
+        self, requests: Sequence[Request], lens: list[int], lengths: list[int], sources: set[Source], seconds: float
     ) -> None:
         self.decisions.append(
             Decision(
                 requests=len(requests),
-                drafted=int(lens_B.sum()),
+                drafted=sum(lens),
                 admitted=sum(lengths),
                 longest=max(lengths),
                 source="mixed" if len(sources) > 1 else next(iter(sources), "history"),
@@ -220,41 +244,60 @@ class BatchScheduler:
         return 0 if request.drafter is None else max(0, min(request.config.gamma, self.gamma, left))
 
     def _look_at(self, requests: Sequence[Request]) -> _Look:
+        """What is known of the requests: found before, or anew where others take part or it has held long enough."""
+        look = self._look
+        if look is not None and look.rounds < HOLD and _are(requests, look.requests):
+            look.rounds += 1
+            return look
         memories = self._read(requests)
         standing = _stacked(memories)
-        return _Look(memories, standing, self._history.chances(standing), _context(requests))
+        expected_BG = self._history.chances(standing).tolist()
+        self._look = _Look([ref(request) for request in requests], memories, expected_BG, _context(requests), rounds=1)
+        return self._look
 
     def _read(self, requests: Sequence[Request]) -> list[_Memory]:
         """The requests' memories, after taking in the rounds that were settled since."""
-        memories, told, silent = [], list[tuple[_Memory, RoundRecord]](), list[tuple[_Memory, RoundRecord]]()
+        memories, rounds = [], list[list[tuple[_Memory, _Pending, RoundRecord]]]()
         for request in requests:
             memory = self._memory.get(request)
             if memory is None:
                 memory = self._memory[request] = _Memory(Standing.new(1, self.gamma), next(self._numbers))
             memories.append(memory)
-            records = request.result.rounds[memory.rounds_read :]
-            memory.rounds_read += len(records)
-            if records and memory.drafted:
-                # one round is settled between two calls; one without drafts teaches nothing
-                (silent if memory.chance_G is None else told).append((memory, records[-1]))
-        for group in (told, silent):
-            if not group:
-                continue
-            self._chosen = None
-            standing = _stacked([memory for memory, _ in group])
-            verified_B = np.array([record.gamma for _, record in group], dtype=np.int64)
-            chances = [memory.chance_G for memory, _ in group if memory.chance_G is not None]
-            self._history.settle(
-                standing,
-                np.array([memory.drafted for memory, _ in group], dtype=np.int64),
-                verified_B,
-                np.array([record.num_accepted for _, record in group], dtype=np.int64),
-                np.stack(chances) if chances else None,
-            )
-            if len(group) > 1:
-                for i, (memory, _) in enumerate(group):
-                    memory.standing = standing.rows(np.array([i]))
+            settled = [pending for pending in memory.pending if pending.index < len(request.result.rounds)]
+            del memory.pending[: len(settled)]
+            for n, pending in enumerate(settled):
+                if n == len(rounds):
+                    rounds.append([])
+                rounds[n].append((memory, pending, request.result.rounds[pending.index]))
+        for entries in rounds:
+            # a round without drafts teaches nothing, one without confidences less
+            self._learn_from([entry for entry in entries if entry[1].chance_G is not None])
+            self._learn_from([entry for entry in entries if entry[1].chance_G is None])
         return memories
+
+    def _learn_from(self, entries: Sequence[tuple[_Memory, _Pending, RoundRecord]]) -> None:
+        if not entries:
+            return
+        self._chosen = None
+        standing = _stacked([memory for memory, _, _ in entries])
+        chances = [[*p.chance_G, *[1.0] * (self.gamma - p.drafted)] for _, p, _ in entries if p.chance_G is not None]
+        self._history.settle(
+            standing,
+            np.array([pending.drafted for _, pending, _ in entries], dtype=np.int64),
+            np.array([record.gamma for _, _, record in entries], dtype=np.int64),
+            np.array([record.num_accepted for _, _, record in entries], dtype=np.int64),
+            np.array(chances) if chances else None,
+        )
+        if len(entries) > 1:
+            for i, (memory, _, _) in enumerate(entries):
+                memory.standing = standing.rows(np.array([i]))
+
+
+def _are(requests: Sequence[Request], references: Sequence[ReferenceType[Request]]) -> bool:
+    """Whether these are the requests of before, in their order."""
+    return len(requests) == len(references) and all(
+        reference() is request for reference, request in zip(references, requests, strict=True)
+    )
 
 
 def _stacked(memories: Sequence[_Memory]) -> Standing:

@@ -89,21 +89,32 @@ class ProbePurse:
         if not 0 <= share < 1:
             raise ValueError(f"the share of time for probes must lie in 0..1, got {share}")
         self._share, self._saved_s = share, 0.0
-        self._resting: tuple[int, CostTable, float, float] | None = None  # requests, table, their round, a probe's cost
+        # requests, those that draft, table: their round, a probe's cost
+        self._known: tuple[int, int, CostTable, float, float] | None = None
 
     def rest(self, requests: int, table: CostTable) -> bool:
         """Count a round in which none of `requests` is to draft, if no probe can be paid; else count nothing.
 
         What `add` would do then, without asking who waits.
         """
-        if self._resting is None or self._resting[0] != requests or self._resting[1] is not table:
-            round_s_N = table.round_s_N(requests, 1)
-            self._resting = requests, table, float(round_s_N[0]), _probe_s(table, round_s_N, 0)
-        _, _, round_s, cost_s = self._resting
+        round_s, cost_s = self._costs(requests, 0, table)
         if self._saved_s + self._share * round_s >= cost_s:
             return False
         self._saved_s += self._share * round_s
         return True
+
+    def save(self, requests: int, table: CostTable) -> None:
+        """Count a round in which all of `requests` draft: what `add` would do, where nobody waits."""
+        round_s, cost_s = self._costs(requests, requests, table)
+        self._saved_s = min(self._saved_s + self._share * round_s, cost_s)
+
+    def _costs(self, requests: int, drafting: int, table: CostTable) -> tuple[float, float]:
+        """Seconds of a plain round of `requests` and of a probe beside `drafting`, as they were for the last such."""
+        known = self._known
+        if known is None or known[0] != requests or known[1] != drafting or known[2] is not table:
+            round_s_N = table.round_s_N(requests, 1)
+            known = self._known = requests, drafting, table, float(round_s_N[0]), _probe_s(table, round_s_N, drafting)
+        return known[3], known[4]
 
     def add(
         self,

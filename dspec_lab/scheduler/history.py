@@ -7,6 +7,7 @@ is settled and asked before the next is drafted, it depends on earlier rounds al
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,19 +83,18 @@ class AcceptanceHistory:
         Each is a function of the raw one alone and of earlier rounds, so it knows nothing that the raw one does not.
         """
         if len(confidence_BG) <= FEW:
-            shift_G = self._shift_G.tolist()
-            return np.array(
-                [
-                    [_shifted(value, mine + own) for value, mine in zip(row, shift_G, strict=False)]
-                    for row, own in zip(confidence_BG.tolist(), standing.shift_B.tolist(), strict=True)
-                ]
-            ).reshape(confidence_BG.shape)
+            rows = zip(confidence_BG.tolist(), standing.shift_B.tolist(), strict=True)
+            return np.array([self.corrected_row(row, own) for row, own in rows]).reshape(confidence_BG.shape)
         sure_BG = np.clip(confidence_BG, CERTAIN, 1 - CERTAIN)
         logit_BG = np.log(sure_BG / (1 - sure_BG)) + self._shift_G[: sure_BG.shape[1]] + standing.shift_B[:, None]
         shifted_BG = 1 / (1 + np.exp(-logit_BG))
         # where nothing was learned the confidences stay as they are, 0 and 1 included
         moved_BG = (self._shift_G[: sure_BG.shape[1]] + standing.shift_B[:, None]) != 0
         return np.where(moved_BG, shifted_BG, confidence_BG)
+
+    def corrected_row(self, confidence_G: Sequence[float], own: float) -> list[float]:
+        """`corrected` of one request, whose own shift is `own`."""
+        return [_shifted(value, mine + own) for value, mine in zip(confidence_G, self._shift_G.tolist(), strict=False)]
 
     def settle(
         self,

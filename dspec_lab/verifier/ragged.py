@@ -69,8 +69,10 @@ class RaggedBatch:
         tokenizer: TokenDecoder | None = None,
         policy: LengthPolicy | None = None,
         gate: LengthPolicy | None = None,
+        trace: bool = False,
     ) -> None:
         self.target, self._tokenizer, self._policy, self._gate = target, tokenizer, policy, gate
+        self._trace = trace
         self._active: dict[str, Request] = {}
         self._ended: dict[str, Generation] = {}  # not handed out yet
         self.rounds: list[BatchRound] = []
@@ -85,7 +87,7 @@ class RaggedBatch:
         streams = RandomStreams(wanted.config.seed, wanted.request_id)
         request = Request(
             self.target, wanted.drafter, wanted.prompt_ids, wanted.config, streams,
-            tokenizer=self._tokenizer, on_tokens=wanted.on_tokens,
+            tokenizer=self._tokenizer, on_tokens=wanted.on_tokens, trace=self._trace,
         )  # fmt: skip
         request.begin()
         if request.ended:
@@ -121,8 +123,9 @@ class RaggedBatch:
         if self._policy is not None:
             lengths = self._policy(requests)
             for i, (request, length) in enumerate(zip(requests, lengths, strict=True)):
-                request.limit(length)
-                feeds[i] = feeds[i][: 1 + length]
+                if length != drafts[i]:
+                    request.limit(length)
+                    feeds[i] = feeds[i][: 1 + length]
         drafted = time.perf_counter()
         rows = extend_ragged([request.session for request in requests], feeds)  # type: ignore[misc]
         verified = time.perf_counter()
@@ -246,15 +249,19 @@ def generate_batch(
     max_active: int = 16,
     tokenizer: TokenDecoder | None = None,
     policy: LengthPolicy | None = None,
+    trace: bool = False,
 ) -> dict[str, Generation]:
-    """Results by request id; at most `max_active` share a pass, and a new one joins as soon as one has ended."""
+    """Results by request id; at most `max_active` share a pass, and a new one joins as soon as one has ended.
+
+    With `trace` the rounds carry 1 - TV and entropies.
+    """
     if max_active < 1:
         raise ValueError(f"max_active must be at least 1, got {max_active}")
     waiting = deque(requests)
     ids = [wanted.request_id for wanted in waiting]
     if len(set(ids)) != len(ids):
         raise ValueError(f"request ids must differ, got {ids}")
-    batch, results = RaggedBatch(target, tokenizer=tokenizer, policy=policy), dict[str, Generation]()
+    batch, results = RaggedBatch(target, tokenizer=tokenizer, policy=policy, trace=trace), dict[str, Generation]()
     while waiting or len(batch):
         while waiting and len(batch) < max_active:
             wanted = waiting.popleft()

@@ -218,7 +218,7 @@ def test_requests_at_rest_are_decided_on_as_if_they_were_asked_each_round(places
 
     rested = load()
     assert any(0 < waited < np.inf for skipped in rested[2] for waited in skipped)
-    monkeypatch.setattr(BatchScheduler, "_at_rest", lambda self, requests: False)
+    monkeypatch.setattr(ProbePurse, "rest", lambda self, requests, table: False)
     assert load() == rested
     # there were rounds of both kinds, probes of the purse among them
     assert 0 < shares[0] < 1
