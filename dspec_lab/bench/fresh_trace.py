@@ -1,6 +1,6 @@
 """Rounds of a drafter on prompts that nobody was trained on, many requests a pass: what calibration is judged on.
 
-    python -m dspec_lab.bench.fresh_trace OUT.parquet --source chat --count 400 --seed 71 --without data/responses/*.parquet
+    python -m dspec_lab.bench.fresh_trace OUT.parquet --source chat --count 400 --without data/responses/*.parquet
 
 A bundled set of prompts is small, and the calibration error of few rounds is mostly noise (its `floor`). Own generators
 and the target itself (`self-chat`) give as many prompts as are wanted; those that occur in the responses named by

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dspec_lab.core.sampling import greedy_ids
 from dspec_lab.drafters.cache import RowCache
+from dspec_lab.drafters.heads import SequentialHead
 from dspec_lab.drafters.layers import DraftLayer, linear
-from dspec_lab.kernels.rows import BLOCK, LayerCache, RowMarkers, RowOps, joined_layers, row_ops
+from dspec_lab.kernels.native_rows import LayerStack, NativeRows, PlainLayer, addresses
+from dspec_lab.kernels.rows import BLOCK, LayerCache, RowMarkers, joined_layers, row_ops
 from dspec_lab.models.family import FULL
 
 if TYPE_CHECKING:
@@ -48,6 +52,12 @@ def append_rows(model: BlockDraftModel, caches: Sequence[RowCache], features: Se
     caches, counts = [cache for cache, _ in fresh], [rows_NF.shape[0] for _, rows_NF in fresh]
     context_ND = model.context(torch.cat([rows_NF for _, rows_NF in fresh]) if len(fresh) > 1 else fresh[0][1])
     markers, cos_NP, sin_NP = _markers(model, caches, counts)
+    stack = _stack(model, context_ND.shape[0])
+    if stack is not None:
+        _native().context_rows(stack, context_ND, (cos_NP, sin_NP), caches, markers)
+        for cache, count in zip(caches, counts, strict=True):
+            cache.advance(count)
+        return
     joined = caches[0].layers if len(caches) == 1 else joined_layers(caches)
     for layer, held in zip(model.layers, joined, strict=True):
         projection = layer.self_attn.qkv_proj
@@ -70,10 +80,35 @@ def block_rows(model: BlockDraftModel, caches: Sequence[RowCache], anchors: Sequ
     ids_RG[:, 0] = torch.tensor(anchors)
     x_ND = model.embed(ids_RG.flatten())
     markers, cos_NP, sin_NP = _markers(model, caches, [size] * count, whole=True)
+    stack = _stack(model, count * size)
+    if stack is not None:
+        spec = model.spec
+        scale = spec.attention[FULL].score_scale
+        _native().layer_rows(stack, x_ND, (cos_NP, sin_NP), caches, markers, scale, spec.norm_eps)
+        return model.norm(x_ND).view(count, size, -1)
     joined = caches[0].layers if count == 1 else joined_layers(caches)
     for layer, held in zip(model.layers, joined, strict=True):
         x_ND = layer.finish(x_ND, _attended(layer, x_ND, cos_NP, sin_NP, held, markers))
     return model.norm(x_ND).view(count, size, -1)
+
+
+def greedy_walk(
+    model: BlockDraftModel, base_NW: Float[Tensor, "N W"], anchors: Sequence[int], counts: Sequence[int]
+) -> tuple[list[int], Tensor | None] | None:
+    """(target ids [N], embedded previous tokens [N, R]) of blocks that draft greedily; None where that is not for here.
+
+    Rows lie slot by slot, the first `counts[k]` blocks at slot k; they get the sequential head's bias in place.
+    """
+    head = model.markov_head
+    if type(head) not in (type(None), SequentialHead) or base_NW.dtype != torch.float32 or not rows_serve(model):
+        return None
+    ids_W = model.target_ids_W
+    # the largest entry of a row without a finite one is looked for again, by what says which it is
+    tables = None if head is None else (head.markov_w1.weight, head.markov_w2.weight)
+    tokens, embedded_NR, bad = _native().greedy_walk(base_NW, counts, anchors, tables, ids_W)
+    if bad is not None:
+        greedy_ids(base_NW[bad : bad + 1], what="draft")
+    return tokens, embedded_NR
 
 
 def _attended(
@@ -98,18 +133,60 @@ def _markers(
         first += [cache.first_seen] * count
         prefix += [start + count] * count if whole else range(start + 1, start + count + 1)
         position += range(cache.length, cache.length + count)
-    place_N = torch.tensor(place)
+    # one tensor for all: making one takes longer than a layer's smaller ops
+    owner_N, place_N, first_N, prefix_N, none_N, position_N = torch.tensor(
+        [owner, place, first, list(prefix), [0] * len(owner), position]
+    )
     markers = RowMarkers(
-        owner_N=torch.tensor(owner),
+        owner_N=owner_N,
         place_N=place_N,
-        first_N=torch.tensor(first),
-        prefix_N=torch.tensor(prefix),
-        ancestors_N=torch.zeros_like(place_N),
+        first_N=first_N,
+        prefix_N=prefix_N,
+        ancestors_N=none_N,
         span=-(-max(prefix) // BLOCK) * BLOCK,
     )
-    cos_NP, sin_NP = model.rotary.halves(torch.tensor(position), model.norm.weight)
+    cos_NP, sin_NP = model.rotary.halves(position_N, model.norm.weight)
     return markers, cos_NP, sin_NP
 
 
-def _native() -> RowOps:
-    return row_ops("native")
+def _native() -> NativeRows:
+    return row_ops("native")  # type: ignore[return-value]
+
+
+# the layers of a model as one native call takes them; None where they are no plain layers
+_STACKS: WeakKeyDictionary[BlockDraftModel, LayerStack | None] = WeakKeyDictionary()
+
+
+def _stack(model: BlockDraftModel, rows: int) -> LayerStack | None:
+    """The model's layers for one call over `rows` rows; None where the ops must run one by one."""
+    most, layers = _native().most_rows, [_plain(layer) for layer in model.layers]
+    if any(layer is None for layer in layers) or (most is not None and rows > most):
+        return None
+    plain = [layer for layer in layers if layer is not None]
+    held = _STACKS.get(model)
+    if held is None or held.lies_at != addresses(plain):
+        shape = model.spec.attention[FULL]
+        held = _STACKS[model] = LayerStack(plain, (shape.num_heads, shape.num_kv_heads, shape.head_dim))
+    return held
+
+
+def _plain(layer: DraftLayer) -> PlainLayer | None:
+    """The layer's tensors as they are now; None where the family has more than a plain layer does."""
+    # past the look-up of modules and parameters by attribute, which takes longer than the layers' smaller ops
+    parts = layer._modules
+    attention, mlp = parts["self_attn"], parts["mlp"]
+    products = [
+        attention._modules["qkv_proj"],
+        attention._modules["o_proj"],
+        mlp._modules["gate_up_proj"],
+        mlp._modules["down_proj"],
+    ]  # type: ignore[union-attr]
+    if layer.sandwich or mlp.activation != "silu" or any(p._parameters["bias"] is not None for p in products):  # type: ignore[union-attr]
+        return None
+    if layer._buffers["layer_scalar"] is not None:
+        return None
+    norms = [parts[name]._parameters["weight"] for name in ("input_layernorm", "post_attention_layernorm")]  # type: ignore[union-attr]
+    matrices = [product._parameters["weight"] for product in products]  # type: ignore[union-attr]
+    if any(norm.dtype != torch.float32 for norm in norms) or len({matrix.dtype for matrix in matrices}) > 1:  # type: ignore[union-attr]
+        return None
+    return PlainLayer(*norms, *matrices)  # type: ignore[arg-type]

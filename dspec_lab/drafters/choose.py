@@ -21,6 +21,11 @@ class TokenChooser:
         self._draws = draws
         self._laws: list[Tensor] = []
 
+    @property
+    def greedy(self) -> bool:
+        """Whether each token is the largest entry's."""
+        return self._sampling.greedy
+
     def pick(self, slot: int, logits_1W: Tensor) -> int:
         """Index of the token drafted at `slot`, from its raw logits."""
         if self._sampling.greedy:

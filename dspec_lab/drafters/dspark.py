@@ -9,6 +9,7 @@ from dspec_lab.config import SamplingConfig
 from dspec_lab.core.streams import DraftDraws
 from dspec_lab.core.types import Proposal
 from dspec_lab.drafters.backbone import BlockDraftModel
+from dspec_lab.drafters.block_rows import greedy_walk
 from dspec_lab.drafters.cache import DraftCache
 from dspec_lab.drafters.choose import TokenChooser, check_gamma
 from dspec_lab.drafters.fit import check_target, context_rows
@@ -101,8 +102,13 @@ class BlockSession:
         self._take_in()
         first = self._model.arch.first_slot
         hidden_GD = self._model.block_hidden(self._cache, anchor)[first : first + gamma]
-        chooser = TokenChooser(self._model, sampling, draws)
-        block = self._model.draft(hidden_GD, self._model.head_logits(hidden_GD), anchor, chooser.pick)
+        chooser, base_GW = TokenChooser(self._model, sampling, draws), self._model.head_logits(hidden_GD)
+        if chooser.greedy and (walked := greedy_walk(self._model, base_GW, [anchor], [1] * gamma)) is not None:
+            tokens, embedded_GR = walked
+            head = self._model.confidence_head
+            sure_G = None if head is None else head(hidden_GD, embedded_GR if head.uses_previous else None)
+            return chooser.proposal(tuple(tokens), base_GW, sure_G)
+        block = self._model.draft(hidden_GD, base_GW, anchor, chooser.pick)
         return chooser.proposal(block.token_ids, block.logits_GW, block.confidence_logits_G)
 
     def anchor_for(self, gamma: int) -> int:

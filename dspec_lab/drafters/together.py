@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dspec_lab.core.types import Proposal
 from dspec_lab.drafters.backbone import BlockDraftModel
-from dspec_lab.drafters.block_rows import append_rows, block_rows
+from dspec_lab.drafters.block_rows import append_rows, block_rows, greedy_walk
 from dspec_lab.drafters.cache import DraftCache, RowCache
 from dspec_lab.drafters.choose import TokenChooser
 from dspec_lab.drafters.dspark import BlockSession
@@ -194,6 +194,10 @@ def _walk(
     rows_N = _slot_rows(order, counts, hidden_RGD.shape[1], model.arch.first_slot).to(hidden_RGD.device)
     hidden_ND = hidden_RGD.flatten(0, 1)[rows_N]
     base_NW = model.head_logits(hidden_ND)
+    if all(chooser.greedy for chooser in choosers):
+        walked = greedy_walk(model, base_NW, [anchors[r] for r in order], counts)
+        if walked is not None:
+            return _greedy_proposals(model, hidden_ND, base_NW, walked, order, gammas, starts, choosers)
     head, state_BR = model.markov_head, None
     if head is not None and (state_1R := head.initial_state()) is not None:
         state_BR = state_1R.expand(len(order), -1)
@@ -224,6 +228,32 @@ def _walk(
         if confidence_N is not None:
             confidence_G = torch.stack([confidence_N[starts[k] + j] for k in range(gammas[r])])
         found[r] = choosers[r].proposal(tuple(tokens[j]), logits_GW, confidence_G)
+    return [found[r] for r in range(len(order))]
+
+
+def _greedy_proposals(
+    model: BlockDraftModel,
+    hidden_ND: Tensor,
+    logits_NW: Tensor,
+    walked: tuple[list[int], Tensor | None],
+    order: Sequence[int],
+    gammas: Sequence[int],
+    starts: Sequence[int],
+    choosers: Sequence[TokenChooser],
+) -> list[Proposal]:
+    """The proposals of blocks whose tokens, slot by slot, are known."""
+    tokens_N, embedded_NR = walked
+    confidence_N = None
+    if model.confidence_head is not None:
+        confidence_N = model.confidence_head(hidden_ND, embedded_NR if model.confidence_head.uses_previous else None)
+    found: dict[int, Proposal] = {}
+    for j, r in enumerate(order):
+        mine = [start + j for start in starts[: gammas[r]]]
+        found[r] = choosers[r].proposal(
+            tuple(tokens_N[n] for n in mine),
+            logits_NW if len(order) == 1 else logits_NW[mine],
+            None if confidence_N is None else confidence_N if len(order) == 1 else confidence_N[mine],
+        )
     return [found[r] for r in range(len(order))]
 
 

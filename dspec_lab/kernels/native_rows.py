@@ -16,13 +16,16 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dspec_lab.core.files import cache_dir
-from dspec_lab.kernels.rows import LayerCache, RowMarkers, native_pointers
+from dspec_lab.kernels.rows import LayerCache, RequestCache, RowMarkers, native_pointers
 
 SOURCE = Path(__file__).with_name("rows.c")
 MANY_ROWS = 128  # products of 8 lanes serve up to this many rows and are batch-invariant up to here; wider ones always
@@ -31,6 +34,60 @@ FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC")
 # tried in this order: Apple's clang knows no -fopenmp, and some ARM compilers know no -march=native
 EXTRA_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native", "-fopenmp"), ("-mcpu=native",), ())
 COMPILE_LIMIT_S = 120
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of rows.c."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("norm_in", "norm_mid", "qkv", "out", "gate_up", "down")]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLayer:
+    """A layer of norm, attention, residual, norm, gated MLP and residual. Matrices of one dtype, norms fp32."""
+
+    norm_in: Tensor  # [D]
+    norm_mid: Tensor
+    qkv: Tensor  # [(H + 2 K) E, D]
+    out: Tensor  # [D, H E]
+    gate_up: Tensor  # [2 I, D]
+    down: Tensor  # [D, I]
+
+
+class LayerStack:
+    """Plain layers as one native call takes them; their tensors must stay where they are (`lies_at`)."""
+
+    def __init__(self, layers: Sequence[PlainLayer], heads: tuple[int, int, int]) -> None:
+        num_heads, num_kv, width = heads
+        first = layers[0]
+        hidden, inner = first.norm_in.shape[0], first.down.shape[1]
+        shapes = {
+            "norm_in": (hidden,), "norm_mid": (hidden,), "qkv": ((num_heads + 2 * num_kv) * width, hidden),
+            "out": (hidden, num_heads * width), "gate_up": (2 * inner, hidden), "down": (hidden, inner),
+        }  # fmt: skip
+        for layer in layers:
+            for name, shape in shapes.items():
+                tensor = getattr(layer, name)
+                dtype = torch.float32 if name.startswith("norm") else first.qkv.dtype
+                if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+                    raise ValueError(
+                        f"{name} of a layer must be contiguous {dtype} {list(shape)}, got {tensor.dtype} "
+                        f"{[*tensor.shape]}"
+                    )
+        if first.qkv.dtype not in (torch.bfloat16, torch.float32) or width % 8 or num_heads % num_kv:
+            raise ValueError(f"the native layers take bf16 or fp32 and heads by 8, got {first.qkv.dtype} and {heads}")
+        self.heads, self.hidden, self.inner, self.count = heads, hidden, inner, len(layers)
+        self.half = first.qkv.dtype == torch.bfloat16
+        self.lies_at = addresses(layers)
+        self.structs = (_Layer * len(layers))(
+            *(_Layer(*(getattr(layer, name).data_ptr() for name, _ in _Layer._fields_)) for layer in layers)
+        )
+        self._held = tuple(layers)
+
+
+def addresses(layers: Sequence[PlainLayer]) -> tuple[int, ...]:
+    """Where the layers' tensors lie; another answer than a stack's own says that the stack is out of date."""
+    return tuple(getattr(layer, name).data_ptr() for layer in layers for name, _ in _Layer._fields_)
 
 
 class NativeRows:
@@ -49,6 +106,38 @@ class NativeRows:
         self._rope, self._attend = library.rope_store, library.attend
         self._rope.argtypes, self._rope.restype = [pointer] * 8 + [long] * 5, long
         self._attend.argtypes, self._attend.restype = [pointer] * 10 + [long] * 6 + [real], long
+        self._layers = library.layer_rows
+        self._layers.argtypes = [
+            pointer,
+            long,
+            long,
+            *[pointer] * 10,
+            *[long] * 8,
+            real,
+            real,
+            *[pointer] * 4,
+            long,
+            pointer,
+        ]
+        self._layers.restype = long
+        self._context = library.context_rows
+        self._context.argtypes = [pointer, long, long, *[pointer] * 7, *[long] * 6, pointer, pointer]
+        self._context.restype = long
+        self._walk = library.greedy_walk
+        self._walk.argtypes = [
+            pointer,
+            long,
+            pointer,
+            long,
+            pointer,
+            pointer,
+            long,
+            *[pointer] * 4,
+            long,
+            long,
+            pointer,
+        ]
+        self._walk.restype = long
         self._scores_alive = library.scores_alive
         self._scores_alive.argtypes, self._scores_alive.restype = [], long
         library.products.restype = ctypes.c_char_p
@@ -86,16 +175,16 @@ class NativeRows:
             out,
             weight_OK.shape[1],
             residual_NO is not None,
-            self._rounded(x_NK) if weight_OK.dtype == torch.bfloat16 else None,
+            self._rounded(*x_NK.shape) if weight_OK.dtype == torch.bfloat16 else None,
         )
         return y_NO
 
-    def _rounded(self, x_NK: Tensor) -> int | None:
-        """Room for the rows in bf16 where products are: multiples of 16 rows (tiles are full) and of 32 numbers."""
+    def _rounded(self, rows: int, wide: int) -> int | None:
+        """Room for rows in bf16 where products are: multiples of 16 rows (tiles are full) and of 32 numbers."""
         if not self.rounds:
             return None
-        rows, wide = -(-x_NK.shape[0] // 16) * 16, -(-x_NK.shape[1] // 32) * 32
-        return self._space("rounded", rows * wide // 2).data_ptr()  # two bf16 numbers in the place of an fp32
+        # two bf16 numbers in the place of an fp32
+        return self._space("rounded", -(-rows // 16) * 16 * (-(-wide // 32) * 32) // 2).data_ptr()
 
     @property
     def rounds(self) -> bool:
@@ -155,6 +244,138 @@ class NativeRows:
                 f"{_marker(markers, bad)}, capacities {[*capacity]}"
             )
         return out
+
+    def layer_rows(
+        self,
+        stack: LayerStack,
+        x_ND: Tensor,
+        angles: tuple[Tensor, Tensor],
+        caches: Sequence[RequestCache],
+        markers: RowMarkers,
+        scale: float,
+        eps: float,
+        tapped_NF: Tensor | None = None,
+        taps: Sequence[int] = (),
+    ) -> None:
+        """All layers of `stack` on the rows `x_ND`, in place: bit for bit what the ops one by one give.
+
+        `angles` are cosines and sines [N, E / 2]. Layer `taps[t]`'s output goes to columns t D .. of `tapped_NF`; an id
+        that is no layer's leaves its columns alone.
+        """
+        rows, (num_heads, num_kv, width) = x_ND.shape[0], stack.heads
+        if taps and (tapped_NF is None or tapped_NF.shape != (rows, len(taps) * stack.hidden)):
+            raise ValueError(f"{len(taps)} tapped layers need room for {[rows, len(taps) * stack.hidden]} numbers")
+        _need_contiguous(tapped_NF)
+        joined_L2R, capacity_R = self._check_pass(stack, x_ND, angles, caches, markers)
+        taps_T = np.array(taps, dtype=np.int64)
+        room = stack.hidden + (2 * num_heads + 2 * num_kv) * width + 3 * stack.inner
+        bad = self._layers(
+            ctypes.addressof(stack.structs), stack.count, stack.half, x_ND.data_ptr(), angles[0].data_ptr(),
+            angles[1].data_ptr(), markers.place_N.data_ptr(), markers.first_N.data_ptr(), markers.prefix_N.data_ptr(),
+            markers.ancestors_N.data_ptr(), markers.owner_N.data_ptr(), joined_L2R.ctypes.data, capacity_R.ctypes.data,
+            len(caches), rows, stack.hidden, stack.inner, num_heads, num_kv, width, markers.span, scale, eps,
+            self._space("work", self._scores_alive() * markers.span).data_ptr(),
+            self._rounded(rows, max(stack.hidden, num_heads * width, stack.inner)) if stack.half else None,
+            self._space("layers", rows * room).data_ptr(), taps_T.ctypes.data, len(taps),
+            None if tapped_NF is None else tapped_NF.data_ptr(),
+        )  # fmt: skip
+        if bad >= 0:
+            raise ValueError(
+                f"row {bad} has no place in its cache, or sees nothing or more than its cache or the span "
+                f"{markers.span} holds: {_marker(markers, bad)}, capacities {capacity_R.tolist()}"
+            )
+
+    def context_rows(
+        self,
+        stack: LayerStack,
+        context_ND: Tensor,
+        angles: tuple[Tensor, Tensor],
+        caches: Sequence[RequestCache],
+        markers: RowMarkers,
+    ) -> None:
+        """Keys and values of `context_ND` into every layer's caches, as the product and `rope_store` would put them."""
+        rows, (num_heads, num_kv, width) = context_ND.shape[0], stack.heads
+        joined_L2R, capacity_R = self._check_pass(stack, context_ND, angles, caches, markers)
+        bad = self._context(
+            ctypes.addressof(stack.structs), stack.count, stack.half, context_ND.data_ptr(), angles[0].data_ptr(),
+            angles[1].data_ptr(), markers.place_N.data_ptr(), markers.owner_N.data_ptr(), joined_L2R.ctypes.data,
+            capacity_R.ctypes.data, len(caches), rows, stack.hidden, num_heads, num_kv, width,
+            self._rounded(rows, stack.hidden) if stack.half else None,
+            self._space("layers", rows * 2 * num_kv * width).data_ptr(),
+        )  # fmt: skip
+        if bad >= 0:
+            raise ValueError(
+                f"row {bad} has no place in its cache: {_marker(markers, bad)}, capacities {capacity_R.tolist()}"
+            )
+
+    def greedy_walk(
+        self,
+        logits_NW: Tensor,
+        counts: Sequence[int],
+        anchors: Sequence[int],
+        head: tuple[Tensor, Tensor] | None = None,
+        target_ids_W: Tensor | None = None,
+    ) -> tuple[list[int], Tensor | None, int | None]:
+        """(tokens [N], embedded [N, R], None) of blocks that draft greedily, slot by slot; or with the first bad row.
+
+        At slot k the first `counts[k]` blocks draft, each after its token of slot k - 1 or its anchor. Rows of logits
+        lie slot by slot and get, in place, W2 e: `head` is (W1 [V, R], W2 [W, R]), e the row of W1 at the token before.
+        A row is bad where its largest entry is not finite; what follows it is not done.
+        """
+        rows, width = logits_NW.shape
+        if logits_NW.dtype != torch.float32 or sum(counts) != rows or not counts or counts[0] != len(anchors):
+            raise ValueError(f"{list(counts)} drafts of {len(anchors)} blocks do not fit {rows} rows of logits")
+        if any(later > earlier for earlier, later in zip(counts, counts[1:], strict=False)) or counts[-1] < 1:
+            raise ValueError(f"the number of blocks that draft may not rise from slot to slot, got {list(counts)}")
+        if target_ids_W is not None and (target_ids_W.dtype != torch.int64 or target_ids_W.shape != (width,)):
+            raise ValueError(f"target ids must be int64 {[width]}, got {target_ids_W.dtype} {[*target_ids_W.shape]}")
+        table_VR, w2_WR = head or (None, None)
+        rank, embedded_NR, rounded = 0, None, None
+        if table_VR is not None and w2_WR is not None:
+            rank = table_VR.shape[1]
+            if w2_WR.shape != (width, rank) or w2_WR.dtype != table_VR.dtype or table_VR.dtype not in self._linear:
+                raise ValueError(f"W1 {[*table_VR.shape]} and W2 {[*w2_WR.shape]} do not fit, or are no bf16 or fp32")
+            embedded_NR = torch.empty(rows, rank)
+            if self.rounds and w2_WR.dtype == torch.bfloat16:
+                rounded = self._rounded(len(anchors), rank)
+        _need_contiguous(logits_NW, table_VR, w2_WR, target_ids_W)
+        counts_K, previous_B = np.array(counts, dtype=np.int64), np.array(anchors, dtype=np.int64)
+        tokens_N = np.empty(rows, dtype=np.int64)
+        bad = self._walk(
+            None if table_VR is None else table_VR.data_ptr(), 0 if table_VR is None else table_VR.shape[0],
+            None if w2_WR is None else w2_WR.data_ptr(),
+            w2_WR is not None and w2_WR.dtype == torch.bfloat16, logits_NW.data_ptr(), counts_K.ctypes.data,
+            len(counts_K), None if target_ids_W is None else target_ids_W.data_ptr(), previous_B.ctypes.data,
+            tokens_N.ctypes.data, None if embedded_NR is None else embedded_NR.data_ptr(), width, rank, rounded,
+        )  # fmt: skip
+        if bad == -2:
+            raise ValueError(f"a token leaves the table of {0 if table_VR is None else table_VR.shape[0]} rows")
+        return tokens_N.tolist(), embedded_NR, None if bad < 0 else bad
+
+    def _check_pass(
+        self,
+        stack: LayerStack,
+        x_ND: Tensor,
+        angles: tuple[Tensor, Tensor],
+        caches: Sequence[RequestCache],
+        markers: RowMarkers,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(addresses [L, 2, R] of the caches, their capacities) of a pass over all layers whose parts fit together."""
+        rows = x_ND.shape[0]
+        if self.most_rows is not None and rows > self.most_rows:
+            raise ValueError(f"{rows} rows are more than the {self.most_rows} of one product; run the ops one by one")
+        if x_ND.dtype != torch.float32 or x_ND.shape != (markers.owner_N.shape[0], stack.hidden):
+            raise ValueError(f"{markers.owner_N.shape[0]} fp32 rows of {stack.hidden} were expected, got {x_ND.shape}")
+        half = (rows, stack.heads[2] // 2)
+        if any(part.shape != half or part.dtype != torch.float32 for part in angles):
+            raise ValueError(f"cosines and sines must be fp32 {[*half]}, got {[*angles[0].shape]}")
+        _need_contiguous(x_ND, *angles)
+        places = [cache.addresses_L2 for cache in caches]
+        if any(place is None or len(place) != stack.count for place in places):
+            raise ValueError(f"each cache must have {stack.count} layers on the CPU")
+        joined_L2R = places[0] if len(places) == 1 else np.ascontiguousarray(np.stack(places, -1))  # type: ignore[arg-type]
+        capacity_R = np.array([cache.layers[0].keys[0].shape[-1] for cache in caches], dtype=np.int64)
+        return joined_L2R, capacity_R  # type: ignore[return-value]
 
     @staticmethod
     def _check_heads(qkv: Tensor, heads: tuple[int, int, int], markers: RowMarkers) -> None:

@@ -704,3 +704,116 @@ long attend(const float *QKV, float *out, float *work, const int64_t *first, con
     }
     return -1;
 }
+
+/* What a layer is made of; matrices in bf16 or fp32, norms in fp32. */
+typedef struct { const float *norm_in, *norm_mid; const void *qkv, *out, *gate_up, *down; } Layer;
+
+/* `layers` layers of the plain kind (norm, attention, residual, norm, gated MLP, residual) on M rows X [M, D], in place, by
+ * the functions above in the order in which a caller would call them: one call in place of twelve a layer.
+ * caches[layer][0] are the `count` requests' keys, caches[layer][1] their values. taps[t] is the layer after which X goes to
+ * tapped[m, t, :]. `space` has room for M * (D + (H + 2 KH) E + H E + 3 I) numbers.
+ * Returns -1, or the first row with bad markers, and then has done nothing. */
+long layer_rows(const Layer *layer, long layers, long half, float *X, const float *cosine, const float *sine,
+                const int64_t *place, const int64_t *first, const int64_t *prefix, const uint64_t *ancestors,
+                const int64_t *owner, float *const *caches, const int64_t *capacity, long count, long M, long D, long I,
+                long H, long KH, long E, long span, float scale, float eps, float *work, uint16_t *rounded, float *space,
+                const int64_t *taps, long num_taps, float *tapped) {
+    const long bad = bad_row(place, first, prefix, ancestors, owner, capacity, count, M, span);
+    if (bad >= 0) return bad;
+    const long wide = (H + 2 * KH) * E;
+    float *normed = space, *qkv = normed + M * D, *mixed = qkv + M * wide, *gate_up = mixed + M * H * E;
+    float *inner = gate_up + M * 2 * I;
+#define PRODUCT(W, IN, OUT, N, K, ADD)                                                                                \
+    if (half) linear_bf16((const uint16_t *)(W), IN, OUT, M, N, K, ADD, rounded);                                     \
+    else linear_f32((const float *)(W), IN, OUT, M, N, K, ADD, rounded);
+    for (long l = 0; l < layers; l++) {
+        float *const *keys = caches + 2 * l * count, *const *values = keys + count;
+        rms_norm(X, layer[l].norm_in, normed, M, D, eps);
+        PRODUCT(layer[l].qkv, normed, qkv, wide, D, 0)
+        rope_store(qkv, cosine, sine, place, owner, keys, values, capacity, count, M, H, KH, E);
+        attend(qkv, mixed, work, first, prefix, ancestors, owner, keys, values, capacity, count, M, H, KH, E, span, scale);
+        PRODUCT(layer[l].out, mixed, X, D, H * E, 1)
+        rms_norm(X, layer[l].norm_mid, normed, M, D, eps);
+        PRODUCT(layer[l].gate_up, normed, gate_up, 2 * I, D, 0)
+        silu_mul(gate_up, inner, M, I);
+        PRODUCT(layer[l].down, inner, X, D, I, 1)
+        for (long t = 0; t < num_taps; t++)
+            if (taps[t] == l)
+                for (long m = 0; m < M; m++) memcpy(tapped + (m * num_taps + t) * D, X + m * D, sizeof(float) * (size_t)D);
+    }
+    return -1;
+}
+
+/* Keys and values of M rows of context X [M, D], the same for all layers, into each layer's caches: `rope_store` of the part of
+ * `qkv` behind the queries. `space` has room for M * 2 KH E numbers. Returns as `rope_store`. */
+long context_rows(const Layer *layer, long layers, long half, const float *X, const float *cosine, const float *sine,
+                  const int64_t *place, const int64_t *owner, float *const *caches, const int64_t *capacity, long count,
+                  long M, long D, long H, long KH, long E, uint16_t *rounded, float *space) {
+    const long bad = bad_row(place, NULL, NULL, NULL, owner, capacity, count, M, 0), skip = H * E * D;
+    if (bad >= 0) return bad;
+    for (long l = 0; l < layers; l++) {
+        float *const *keys = caches + 2 * l * count, *const *values = keys + count;
+        PRODUCT((half ? (const void *)((const uint16_t *)layer[l].qkv + skip) : (const float *)layer[l].qkv + skip), X, space,
+                2 * KH * E, D, 0)
+        rope_store(space, cosine, sine, place, owner, keys, values, capacity, count, M, 0, KH, E);
+    }
+    return -1;
+}
+
+/* Index of the first largest of N numbers, or -1 where that is no finite number. */
+static long first_largest(const float *x, long N) {
+    long s = 0, at = 0;
+    float best = x[0]; int finite = 1;
+    if (N >= LANES) {
+        fv top = fv_f32(x);
+        __typeof__(top != top) odd = top != top;
+        for (s = LANES; s + LANES <= N; s += LANES) {
+            const fv v = fv_f32(x + s);
+            odd |= v != v;
+            top = fv_larger(v, top);
+        }
+        best = top[0];
+        for (int i = 0; i < LANES; i++) {
+            finite &= !odd[i];
+            if (top[i] > best) best = top[i];
+        }
+    }
+    for (; s < N; s++) {
+        finite &= x[s] == x[s];
+        if (x[s] > best) best = x[s];
+    }
+    if (!finite || !isfinite(best)) return -1;
+    while (x[at] != best) at++;
+    return at;
+}
+
+/* Greedy drafting slot by slot. At slot k the first counts[k] blocks still draft: each block's row of logits gets W2 e, e the row
+ * of `table` at the token before, and its first largest entry is the next token (through `target_ids`, if there are any).
+ * logits [N, W] and embedded [N, R] are slot by slot, as are the tokens found; previous [blocks] holds the anchors and is
+ * overwritten. Without a table (of V rows) nothing is added. Returns -1, the first row without a finite largest entry, or -2
+ * where a token leaves the table. */
+long greedy_walk(const void *table, long V, const void *W2, long half, float *logits, const int64_t *counts, long slots,
+                 const int64_t *target_ids, int64_t *previous, int64_t *tokens, float *embedded, long W, long R,
+                 uint16_t *rounded) {
+    long start = 0;
+    for (long k = 0; k < slots; start += counts[k++]) {
+        float *rows = logits + start * W;
+        const long M = counts[k];
+        if (table) {
+            float *e = embedded + start * R;
+            for (long b = 0; b < M; b++) {
+                if (previous[b] < 0 || previous[b] >= V) return -2;
+                for (long i = 0; i < R; i++)
+                    e[b * R + i] = half ? one_bf16(((const uint16_t *)table)[previous[b] * R + i])
+                                        : ((const float *)table)[previous[b] * R + i];
+            }
+            PRODUCT(W2, e, rows, W, R, 1)
+        }
+        for (long b = 0; b < M; b++) {
+            const long at = first_largest(rows + b * W, W);
+            if (at < 0) return start + b;
+            tokens[start + b] = previous[b] = target_ids ? target_ids[at] : at;
+        }
+    }
+    return -1;
+}

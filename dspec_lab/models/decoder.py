@@ -16,7 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspec_lab.kernels.rows import BLOCK, Impl, LayerCache, RowMarkers, joined_layers, native_pointers, row_ops
+from dspec_lab.kernels.native_rows import LayerStack, NativeRows, PlainLayer
+from dspec_lab.kernels.rows import (
+    BLOCK,
+    Impl,
+    LayerCache,
+    RowMarkers,
+    RowOps,
+    joined_layers,
+    native_pointers,
+    row_ops,
+)
 from dspec_lab.models.family import ModelSpec, inverse_frequencies, model_spec, text_config
 from dspec_lab.models.protocol import Features, Taps, TargetRows
 from dspec_lab.models.weights import DecoderWeights, decoder_weights, truncated
@@ -79,6 +89,8 @@ class LeanDecoder:
         # transformers multiplies by the scale in the table's dtype
         self._embed_scale = float(torch.tensor(spec.embedding_scale, dtype=self.dtype))
         self._angles: dict[str, tuple[Tensor, Tensor]] = {}
+        # the layers as one native call takes them, and what they were made for
+        self._stacked: tuple[DecoderWeights, RowOps, LayerStack | None] | None = None
 
     @classmethod
     def from_folder(
@@ -162,6 +174,13 @@ class LeanDecoder:
             tapped_NF[:, places[-1]] = x_ND
         turns = {kind: self._cos_sin(kind, positions_N) for kind in set(spec.layer_types)}
         windows = {kind: _windowed(markers, spec.attention[kind].window, positions_N) for kind in set(spec.layer_types)}
+        stack = self._stack()
+        if stack is not None and (ops.most_rows is None or len(ids_N) <= ops.most_rows):
+            (kind,) = turns
+            scale = spec.attention[kind].score_scale
+            taken = tuple(taps.layers) if tapped_NF is not None else ()
+            ops.layer_rows(stack, x_ND, turns[kind], caches, windows[kind], scale, spec.norm_eps, tapped_NF, taken)  # type: ignore[attr-defined]
+            return ops.rms_norm(x_ND, self.weights.norm, spec.norm_eps), tapped_NF
         layers = caches[0].layers if len(caches) == 1 else joined_layers(caches)
         for index, layer in enumerate(self.weights.layers):
             kind = spec.layer_types[index]
@@ -194,6 +213,35 @@ class LeanDecoder:
             if tapped_NF is not None and index in places:
                 tapped_NF[:, places[index]] = x_ND
         return ops.rms_norm(x_ND, self.weights.norm, spec.norm_eps), tapped_NF
+
+    def _stack(self) -> LayerStack | None:
+        """All layers for one native call, where the ops are compiled and the family's layers are plain ones."""
+        spec, weights = self.spec, self.weights
+        if self._stacked is None:
+            kinds, family = set(spec.layer_types), spec.family
+            plain = (
+                isinstance(self.ops, NativeRows)
+                and len(kinds) == 1
+                and spec.activation == "silu"
+                and not (family.qk_norm or family.value_norm)
+                and all(
+                    layer.qkv_bias is layer.out_bias is layer.norm_after_attention is None and layer.scalar == 1.0
+                    for layer in weights.layers
+                )
+            )
+            stack = None
+            if plain:
+                shape = spec.attention[next(iter(kinds))]
+                stack = LayerStack(
+                    [PlainLayer(w.norm_in, w.norm_mid, w.qkv, w.out, w.gate_up, w.down) for w in weights.layers],
+                    (shape.num_heads, shape.num_kv_heads, shape.head_dim),
+                )
+            self._stacked = weights, self.ops, stack
+        held, ops, stack = self._stacked
+        if held is not weights or ops is not self.ops:
+            self._stacked = None
+            return self._stack()
+        return stack
 
     def _activate(self, gate_up: Tensor) -> Tensor:
         if self.spec.activation == "silu":

@@ -202,22 +202,21 @@ def extend_ragged(sessions: Sequence[DecoderSession], feeds: Sequence[Sequence[i
 def _one_pass(
     decoder: LeanDecoder, sessions: Sequence[DecoderSession], feeds: Sequence[Sequence[int]]
 ) -> list[TargetRows]:
-    owner, place = [], []
+    owner, place = list[int](), list[int]()
     for i, (session, feed) in enumerate(zip(sessions, feeds, strict=True)):
         owner += [i] * len(feed)
         place += range(session.length, session.length + len(feed))
     device = decoder.device
-    place_N = torch.tensor(place, device=device)
-    zeros_N = torch.zeros_like(place_N)
+    ids = [token for feed in feeds for token in feed]
+    ids_N, owner_N, place_N, zeros_N = torch.tensor([ids, owner, place, [0] * len(ids)], device=device)
     markers = RowMarkers(
-        owner_N=torch.tensor(owner, device=device),
+        owner_N=owner_N,
         place_N=place_N,
         first_N=zeros_N,
         prefix_N=place_N + 1,
         ancestors_N=zeros_N,
         span=-(-(max(place) + 1) // BLOCK) * BLOCK,
     )
-    ids_N = torch.tensor([token for feed in feeds for token in feed], device=device)
     layers = sorted({layer for session in sessions for layer in session.taps.layers})
     caches = [session.cache for session in sessions]
     rows_ND, tapped_NF = decoder.run_rows(ids_N, place_N, caches, markers, Taps(layers=tuple(layers)))
