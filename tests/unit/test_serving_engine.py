@@ -10,7 +10,7 @@ import pytest
 
 from dspec_lab.config import DecodeConfig
 from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
-from dspec_lab.scheduler.batch import BatchScheduler
+from dspec_lab.scheduler.batch import HOLD, BatchScheduler
 from dspec_lab.scheduler.cost_table import CostTable, DraftCost
 from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
 from dspec_lab.scheduler.history import AcceptanceHistory, Standing
@@ -20,6 +20,7 @@ from dspec_lab.serving.compare import PLAIN, against_fixed, compare_policies, ta
 from dspec_lab.serving.engine import LoadRun, run_load, serve
 from dspec_lab.serving.profile import fit_draft_cost, profile_target, time_target
 from dspec_lab.serving.workload import ClosedLoop, OpenLoop
+from dspec_lab.verifier import ragged
 from dspec_lab.verifier.decode import generate
 from dspec_lab.verifier.ragged import BatchRequest, RaggedBatch
 from dspec_lab.verifier.tiny import NEURAL_DRAFTERS, tiny_decoder
@@ -222,6 +223,66 @@ def test_requests_at_rest_are_decided_on_as_if_they_were_asked_each_round(places
     assert load() == rested
     # there were rounds of both kinds, probes of the purse among them
     assert 0 < shares[0] < 1
+
+
+def scheduled(rounds: int, *, policy=None, gate: bool = False) -> tuple[BatchScheduler, RaggedBatch]:
+    scheduler = BatchScheduler(policy or EarlyStop(CHEAP), gamma=3, table=CHEAP, gate=gate)
+    batch = RaggedBatch(TARGET, policy=scheduler, gate=scheduler.draft_lengths if gate else None)
+    config = replace(CONFIG, max_new_tokens=60, ignore_eos=True, temperature=1.0)
+    for name in "ab":
+        batch.join(BatchRequest(request_id=name, prompt_ids=tuple(PROMPTS[0]), config=config, drafter=DSPARK))
+    for _ in range(rounds):
+        batch.step()
+    return scheduler, batch
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_what_rounds_taught_is_taken_in_every_few_rounds_and_none_is_left_out(gate, monkeypatch):
+    taught = list[tuple[list[int], list[int]]]()
+    real = AcceptanceHistory.settle
+
+    def settle(self, standing, lens_B, verified_B, accepted_B, chance_BG=None):
+        taught.append((verified_B.tolist(), accepted_B.tolist()))
+        real(self, standing, lens_B, verified_B, accepted_B, chance_BG)
+
+    monkeypatch.setattr(AcceptanceHistory, "settle", settle)
+    policy = FullBlock() if gate else None
+    scheduler, batch = scheduled(HOLD, gate=gate, policy=policy)
+    assert not taught, "a look holds for some rounds"
+    batch.step()
+    expected = [
+        ([r.gamma for r in records], [r.num_accepted for r in records])
+        for records in zip(*(request.result.rounds[:HOLD] for request in batch._active.values()), strict=True)
+    ]
+    assert taught == expected and any(any(accepted) for _, accepted in taught)
+    # who leaves, or comes, ends the hold
+    batch.leave("a")
+    batch.step()
+    assert len(taught) == HOLD + 1
+    assert scheduler.decisions[-1].requests == 1
+
+
+def test_a_round_that_was_never_settled_teaches_nothing(monkeypatch):
+    scheduler, batch = scheduled(2)
+    requests = list(batch._active.values())
+    real = ragged.extend_ragged
+
+    def broken(sessions, feeds):
+        raise RuntimeError("the pass broke")
+
+    monkeypatch.setattr(ragged, "extend_ragged", broken)
+    with pytest.raises(RuntimeError, match="the pass broke"):
+        batch.step()
+    monkeypatch.setattr(ragged, "extend_ragged", real)
+    for _ in range(HOLD):
+        batch.step()
+    for request in requests:
+        indices = [pending.index for pending in scheduler._memory[request].pending]
+        assert indices == sorted(set(indices)), "one round was counted twice"
+    reached = scheduler._history._all_2G[0, 0]
+    settled = sum(len(request.result.rounds) for request in requests)
+    waiting = sum(len(scheduler._memory[request].pending) for request in requests)
+    assert reached == settled - waiting > 0
 
 
 def test_the_draft_cost_is_found_again_in_the_rounds_it_made():
