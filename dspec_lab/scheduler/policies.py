@@ -7,6 +7,7 @@ checks it by exact enumeration and by changing what lies behind a draft.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -19,6 +20,7 @@ from dspec_lab.scheduler.admission import (
     early_stop_budget,
     falling,
     lengths_from,
+    lone_rates,
     present,
     rates,
     top_k_lengths,
@@ -147,6 +149,11 @@ class EarlyStop:
 
     def lengths(self, view: RoundView) -> Integer[np.ndarray, " B"]:
         """The search over current survival."""
+        if view.requests == 1:
+            length = int(view.lens_B[0])
+            found = lone_rates(view.survival_BG, length, _round_s_N(self.table, view, length))
+            stop = next((n for n, (a, b) in enumerate(itertools.pairwise(found)) if b <= a), length)
+            return np.array([stop], dtype=np.int64)
         chances_BG = present(view.survival_BG, view.lens_B)
         falling_N = falling(chances_BG)
         budget = early_stop_budget(rates(falling_N, view.requests, _round_s_N(self.table, view, len(falling_N))))
@@ -167,6 +174,8 @@ class Delayed:
 
     def lengths(self, view: RoundView) -> Integer[np.ndarray, " B"]:
         """The `capacity` largest current chances."""
+        if view.requests == 1:
+            return np.minimum(view.lens_B, self.capacity(view))
         return top_k_lengths(present(view.survival_BG, view.lens_B), self.capacity(view))
 
     def capacity(self, view: RoundView) -> int:
@@ -174,6 +183,10 @@ class Delayed:
         if view.past_BG is None:
             raise ValueError("the delayed policy needs the chances of two rounds ago, got none")
         asked_B = np.full(view.requests, view.past_BG.shape[1]) if view.asked_B is None else view.asked_B
+        if view.requests == 1:
+            asked = int(asked_B[0])
+            found = lone_rates(view.past_BG, asked, _round_s_N(self.table, view, asked))
+            return found.index(max(found))
         falling_N = falling(present(view.past_BG, asked_B))
         return best_budget(rates(falling_N, view.requests, _round_s_N(self.table, view, len(falling_N))))
 

@@ -10,7 +10,7 @@ import torch
 
 from dspec_lab.bench.scheduling import NAMES, bench_decisions
 from dspec_lab.kernels.admission import admit_top_k
-from dspec_lab.scheduler.admission import present, top_k_lengths
+from dspec_lab.scheduler.admission import best_budget, early_stop_budget, falling, present, rates, top_k_lengths
 from dspec_lab.scheduler.cost_table import CostTable
 from dspec_lab.scheduler.policies import (
     Delayed,
@@ -172,3 +172,23 @@ def test_the_decision_benchmark_times_real_decisions():
     assert 0 < result["admitted"]["early-stop"] <= 64 * 3
     with pytest.raises(ValueError, match="requests, gamma >= 1"):
         bench_decisions(0)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_short_way_for_one_request_decides_as_the_search_does(ties):
+    rng, cut = np.random.default_rng(8), set()
+    for _ in range(300):
+        rows = tuple(range(1, 9))
+        table = CostTable(rows=rows, seconds=tuple(np.cumsum(rng.uniform(0.0, 0.01, 8)) + 0.01))
+        view = random_view(rng, 1, 7, ties=ties)
+        chances_BG = present(view.survival_BG, view.lens_B)
+        falling_N = falling(chances_BG)
+        found_N = rates(falling_N, 1, table.round_s_N(1, len(falling_N)))
+        early = EarlyStop(table).lengths(view)
+        assert early.tolist() == [early_stop_budget(found_N)] and early.dtype == np.int64
+        past_N = falling(view.past_BG.astype(np.float32))
+        capacity = best_budget(rates(past_N, 1, table.round_s_N(1, len(past_N))))
+        assert Delayed(table).capacity(view) == capacity
+        assert Delayed(table).lengths(view).tolist() == top_k_lengths(chances_BG, capacity).tolist()
+        cut.add(int(early[0]))
+    assert len(cut) > 4
