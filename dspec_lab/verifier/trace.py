@@ -99,7 +99,7 @@ def write_trace(path: Path | str, rows: Iterable[Mapping[str, Any]]) -> Path:
     os.close(handle)
     try:
         with _no_bars():
-            dataset.to_parquet(temporary, compression="zstd")
+            dataset.to_parquet(temporary)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

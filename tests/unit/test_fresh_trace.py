@@ -1,0 +1,79 @@
+"""Traces of fresh prompts: a batch's rounds are those of single requests; no prompt of the training data is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dspec_lab.bench.fresh_trace import compact, fresh_prompts, fresh_rows, main
+from dspec_lab.calibration.records import read_rounds
+from dspec_lab.config import DecodeConfig
+from dspec_lab.models.load import load_tokenizer
+from dspec_lab.training.responses import Response, write_responses
+from dspec_lab.verifier.decode import generate
+from dspec_lab.verifier.tiny import NEURAL_DRAFTERS, tiny_decoder
+from dspec_lab.verifier.trace import trace_rows, write_trace
+
+TIMES = ("draft_s", "verify_s", "overhead_s")
+TARGET = tiny_decoder(7, seed=1)
+DSPARK = NEURAL_DRAFTERS["dspark"](TARGET)
+PROMPTS = {"a/0": ("chat", [1, 2]), "a/1": ("chat", [3, 1, 4, 1]), "b/0": ("code", [5])}
+
+
+def without_times(row: dict) -> dict:
+    return {name: value for name, value in row.items() if name not in TIMES}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rounds_of_a_batch_are_those_of_single_requests(temperature, tmp_path):
+    config = DecodeConfig(gamma=3, max_new_tokens=12, temperature=temperature, ignore_eos=True)
+    found = list(fresh_rows(TARGET, DSPARK, PROMPTS, config, batch=2))
+    alone = []
+    for name, (domain, ids) in PROMPTS.items():
+        run = generate(TARGET, DSPARK, ids, config, request_id=name, trace=True)
+        alone += trace_rows(
+            run, request_id=name, prompt_id=name, domain=domain, drafter=DSPARK.name, temperature=temperature
+        )
+    assert [without_times(row) for row in found] == [without_times(row) for row in alone]
+    assert any(row["num_accepted"] for row in found) and any(row["num_accepted"] < row["gamma"] for row in found)
+    rounds = read_rounds([write_trace(tmp_path / "t.parquet", map(compact, found))])
+    assert rounds.domains == ("chat", "code") and len(rounds) == len(found) and rounds.has_confidence
+    for short, row in zip(map(compact, found), found, strict=True):
+        assert all(abs(a - b) <= 5e-5 for a, b in zip(short["confidence"], row["confidence"], strict=True))
+
+
+def answered(ids: list[int]) -> Response:
+    """One answer to this prompt."""
+    prompt, answer = np.array(ids, dtype=np.int32), np.array([1, 2], dtype=np.int32)
+    return Response(domain="chat", source="own", temperature=0.0, prompt_ids=prompt, response_ids=answer)
+
+
+@pytest.mark.model
+def test_prompts_of_training_responses_are_left_out(default_model_dir: Path, tmp_path: Path):
+    args = (["chat"], 8, 5, TARGET, load_tokenizer(default_model_dir))
+    every = fresh_prompts(*args)
+    assert len(every) == 8 and {domain for domain, _ in every.values()} == {"chat"}
+    names = list(every)
+    held = [answered(every[name][1]) for name in names[:3]]
+    file = write_responses(tmp_path / "seen.parquet", held, 49152)
+    assert list(fresh_prompts(*args, without=[file])) == names[3:]
+    everything = [answered(ids) for _, ids in every.values()]
+    with pytest.raises(ValueError, match="every prompt of chat with seed 5"):
+        fresh_prompts(*args, without=[write_responses(file, everything, 49152)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["x.csv"], "give a .parquet file"), (["nowhere/x.parquet"], "a folder that exists"),
+        (["x.parquet", "--source", "poems"], "unknown prompt source 'poems'"),
+        (["x.parquet", "--count", "0"], "count must be at least 1"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_named_before_a_model_is_loaded(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2 and said in capsys.readouterr().err
