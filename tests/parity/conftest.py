@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from torch import Tensor
 if not torch.cuda.is_available():
     # before anything imports Triton: its kernels then run in the interpreter, on CPU tensors
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from dspec_lab.bench.products import build_way
+from dspec_lab.kernels.native_rows import NativeRows
 
 VECTORS = Path(__file__).parent / "vectors"
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
@@ -90,3 +93,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             why = f"the full reference set is not at {REFERENCE.parent.name}/{REFERENCE.name} beside the repository"
             cases.append(pytest.param(None, id="full-set", marks=pytest.mark.skip(reason=why)))
         metafunc.parametrize(name, cases)
+
+
+@pytest.fixture(scope="session")
+def built_way(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], NativeRows]:
+    """Builds the row ops as a generation of CPUs has them, once a session; skips where they cannot run here."""
+    folder, built = tmp_path_factory.mktemp("ways"), dict[str, NativeRows]()
+
+    def build(name: str) -> NativeRows:
+        if name not in built:
+            try:
+                built[name] = build_way(name, folder)
+            except LookupError as error:
+                pytest.skip(str(error))
+        return built[name]
+
+    return build

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dspec_lab.bench.products import WAYS, bench_products, build_way
+from dspec_lab.bench.products import WAYS, bench_products
 from dspec_lab.kernels.native_rows import MANY_ROWS
 from dspec_lab.kernels.rows import BLOCK, LayerCache, RowMarkers, TorchRows, native_status, row_ops
 
@@ -357,12 +357,9 @@ def test_rows_of_norm_gate_and_attention_are_batch_invariant():
 
 
 @pytest.fixture(scope="module", params=list(WAYS))
-def older(request, tmp_path_factory):
+def older(request, built_way):
     """The ops as an older CPU would have them, and as this one has."""
-    try:
-        return build_way(request.param, tmp_path_factory.mktemp("native"))
-    except LookupError as error:
-        pytest.skip(str(error))
+    return built_way(request.param)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
