@@ -193,12 +193,12 @@ class BatchScheduler:
             survival_BG.append(survival_G)
             old_G = memory.past[0] if len(memory.past) == DELAY else itertools.accumulate(expected_G, operator.mul)
             past_BG.append(list(old_G))
+            index = len(request.result.rounds)
+            if memory.pending and memory.pending[-1].index == index:
+                memory.pending.pop()  # that round was begun and never settled
             if length:
                 sources.add("history" if chance_G is None else "confidence")
                 memory.past.append(survival_G)
-                index = len(request.result.rounds)
-                if memory.pending and memory.pending[-1].index == index:
-                    memory.pending.pop()  # that round was begun and never settled
                 memory.pending.append(_Pending(index, length, chance_G))
             else:
                 # what it told before is old by the time it drafts again
