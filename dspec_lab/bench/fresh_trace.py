@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dspec_lab.bench.record import wanted_threads
 from dspec_lab.config import DecodeConfig
 from dspec_lab.drafters.protocol import Drafter
 from dspec_lab.models.decoder import LeanDecoder
@@ -106,8 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
-    from dspec_lab.cli.options import load_models
+    import torch
+
     from dspec_lab.evaluation.drafters import build_drafters
+    from dspec_lab.models.load import load_target, load_tokenizer, parse_dtype
     from dspec_lab.training.prompts.sources import check_source
 
     out = Path(args.out)
@@ -115,11 +118,15 @@ def _record(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.out}: give a .parquet file in a folder that exists")
     for name in args.source:
         check_source(name)
-    for name in ("count", "batch"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {getattr(args, name)}")
+    for name, value in (("count", args.count), ("batch", args.batch), ("threads", args.threads)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
     config = DecodeConfig(gamma=args.gamma, max_new_tokens=args.max_new_tokens, temperature=args.temperature)
-    target, tokenizer = load_models(args)
+    torch.set_num_threads(wanted_threads() if args.threads is None else args.threads)
+    target = load_target(args.target, parse_dtype(args.dtype, args.device), args.device)
+    if not isinstance(target, LeanDecoder):
+        raise ValueError(f"only lean decoders run many requests a pass; {target.name} is another kind")
+    tokenizer = load_tokenizer(args.target)
     ((_, drafter),) = build_drafters([args.drafter], target).items()
     prompts = fresh_prompts(args.source, args.count, args.seed, target, tokenizer, args.without)
     rows = [compact(row) for row in fresh_rows(target, drafter, prompts, config, batch=args.batch)]

@@ -273,7 +273,7 @@ class NativeRows:
             ctypes.addressof(stack.structs), stack.count, stack.half, x_ND.data_ptr(), angles[0].data_ptr(),
             angles[1].data_ptr(), markers.place_N.data_ptr(), markers.first_N.data_ptr(), markers.prefix_N.data_ptr(),
             markers.ancestors_N.data_ptr(), markers.owner_N.data_ptr(), joined_L2R.ctypes.data, capacity_R.ctypes.data,
-            len(caches), rows, stack.hidden, stack.inner, num_heads, num_kv, width, markers.span, scale, eps,
+            len(capacity_R), rows, stack.hidden, stack.inner, num_heads, num_kv, width, markers.span, scale, eps,
             self._space("work", self._scores_alive() * markers.span).data_ptr(),
             self._rounded(rows, max(stack.hidden, num_heads * width, stack.inner)) if stack.half else None,
             self._space("layers", rows * room).data_ptr(), taps_T.ctypes.data, len(taps),
@@ -299,7 +299,7 @@ class NativeRows:
         bad = self._context(
             ctypes.addressof(stack.structs), stack.count, stack.half, context_ND.data_ptr(), angles[0].data_ptr(),
             angles[1].data_ptr(), markers.place_N.data_ptr(), markers.owner_N.data_ptr(), joined_L2R.ctypes.data,
-            capacity_R.ctypes.data, len(caches), rows, stack.hidden, num_heads, num_kv, width,
+            capacity_R.ctypes.data, len(capacity_R), rows, stack.hidden, num_heads, num_kv, width,
             self._rounded(rows, stack.hidden) if stack.half else None,
             self._space("layers", rows * 2 * num_kv * width).data_ptr(),
         )  # fmt: skip
@@ -373,9 +373,13 @@ class NativeRows:
         places = [cache.addresses_L2 for cache in caches]
         if any(place is None or len(place) != stack.count for place in places):
             raise ValueError(f"each cache must have {stack.count} layers on the CPU")
-        joined_L2R = places[0] if len(places) == 1 else np.ascontiguousarray(np.stack(places, -1))  # type: ignore[arg-type]
-        capacity_R = np.array([cache.layers[0].keys[0].shape[-1] for cache in caches], dtype=np.int64)
-        return joined_L2R, capacity_R  # type: ignore[return-value]
+        # [L, 2] of one request, or [L, 2, R] of several in one cache
+        parts = [place if place.ndim == 3 else place[..., None] for place in places if place is not None]
+        joined_L2R = np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, -1))
+        capacity_R = np.array([key.shape[-1] for cache in caches for key in cache.layers[0].keys], dtype=np.int64)
+        if joined_L2R.shape != (stack.count, 2, len(capacity_R)):
+            raise ValueError(f"addresses {[*joined_L2R.shape]} of {len(capacity_R)} requests and {stack.count} layers")
+        return joined_L2R, capacity_R
 
     @staticmethod
     def _check_heads(qkv: Tensor, heads: tuple[int, int, int], markers: RowMarkers) -> None:

@@ -174,10 +174,11 @@ def native_pointers(cache: LayerCache) -> tuple[object, object, object]:
 
 @runtime_checkable
 class RequestCache(Protocol):
-    """One request's keys and values, layer by layer, and where they lie in memory."""
+    """A request's keys and values (or several requests'), layer by layer, and where they lie in memory."""
 
     layers: list[LayerCache]
-    addresses_L2: np.ndarray | None  # of each layer's keys and values, where the compiled row ops may read them
+    # of each layer's keys and values, where the compiled row ops may read them; [L, 2, R] for R requests in one cache
+    addresses_L2: np.ndarray | None
 
 
 def joined_layers(caches: Sequence[RequestCache]) -> list[LayerCache]:

@@ -18,7 +18,7 @@ from dspec_lab.core.types import Proposal, RoundRecord
 from dspec_lab.scheduler.bellman import ConfidenceChain, solve
 from dspec_lab.scheduler.cost_table import CostTable
 from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
-from dspec_lab.scheduler.history import AcceptanceHistory, Standing
+from dspec_lab.scheduler.history import HOLD, AcceptanceHistory, Standing
 from dspec_lab.scheduler.policies import (
     Delayed,
     EarlyStop,
@@ -31,8 +31,6 @@ from dspec_lab.scheduler.policies import (
 from dspec_lab.verifier.request import Request
 
 DELAY = 2  # rounds between the confidences that set a capacity and the round it holds for
-# rounds after which what they taught is taken in, while the same requests take part: looking takes longer than deciding
-HOLD = 4
 Source = Literal["confidence", "history"]
 
 

@@ -20,6 +20,8 @@ PRIOR = 0.5
 DECAY = 0.95  # of a request's own counts, per drafted round: texts change
 STEP_ALL, STEP_OWN = 0.03, 0.2  # logits by which one wrong verdict moves the shift of all requests, and a request's own
 MOST_SHIFT = 3.0
+# rounds after which what they taught is taken in, while the same requests take part: looking takes longer than deciding
+HOLD = 4
 CERTAIN = 1e-4  # confidences are kept this far from 0 and 1 before their logit is taken
 # so many requests are worked on number by number: a numpy call takes longer than a request's few numbers
 FEW = 4

@@ -14,7 +14,7 @@ import numpy as np
 
 from dspec_lab.scheduler.cost_table import CostTable
 from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
-from dspec_lab.scheduler.history import AcceptanceHistory, Standing
+from dspec_lab.scheduler.history import HOLD, AcceptanceHistory, Standing
 from dspec_lab.scheduler.policies import Policy, RoundView, useful_drafts
 from dspec_lab.serving.acceptance import Acceptance
 from dspec_lab.serving.summary import LoadSummary, RequestEnd, RoundTally, summarise
@@ -69,9 +69,33 @@ class _Places:
     began_s: np.ndarray
     starved: np.ndarray  # rounds in a row without a verified draft
     worst: np.ndarray
+    number: np.ndarray  # of the request in a place, counted from 1
     past: list[np.ndarray] = field(default_factory=list)  # survival of the last round and of the one before
     skipped: np.ndarray = field(default_factory=lambda: np.zeros(0))
     rounds: np.ndarray = field(default_factory=lambda: np.zeros(0))  # in a row in which a request has drafted
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A round that nothing was learned from yet."""
+
+    at_B: np.ndarray
+    number_B: np.ndarray
+    lens_B: np.ndarray
+    verified_B: np.ndarray
+    accepted_B: np.ndarray
+    chance_BG: np.ndarray
+
+
+@dataclass(slots=True)
+class _Look:
+    """What was found of the requests before they drafted; it holds as in `BatchScheduler`."""
+
+    number_B: np.ndarray
+    standing: Standing
+    expected_BG: np.ndarray
+    rounds: int = 1
+    wanted_B: np.ndarray | None = None
 
 
 @dataclass(slots=True)
@@ -81,6 +105,29 @@ class _Learned:
     history: AcceptanceHistory
     standing: Standing
     purse: ProbePurse
+    settled: list[_Settled] = field(default_factory=list)
+    held: _Look | None = None
+
+    def look(self, p: _Places, at_B: np.ndarray) -> _Look:
+        """What is known: found before, or anew, after taking in what was settled, where it has held long enough."""
+        number_B, held = p.number[at_B], self.held
+        if held is not None and held.rounds < HOLD and np.array_equal(held.number_B, number_B):
+            held.rounds += 1
+            return held
+        for entry in self.settled:
+            # nobody asks about a request that has ended
+            here_B = p.active[entry.at_B] & (p.number[entry.at_B] == entry.number_B)
+            rows, at = self.standing.rows(entry.at_B[here_B]), entry.at_B[here_B]
+            if len(at):
+                self.history.settle(
+                    rows, entry.lens_B[here_B], entry.verified_B[here_B], entry.accepted_B[here_B],
+                    entry.chance_BG[here_B],
+                )  # fmt: skip
+                self.standing.put(at, rows)
+        self.settled.clear()
+        standing = self.standing.rows(at_B)
+        self.held = _Look(number_B, standing, self.history.chances(standing))
+        return self.held
 
 
 def simulate(config: SimConfig) -> LoadSummary:
@@ -106,14 +153,14 @@ def simulate(config: SimConfig) -> LoadSummary:
         at_B = np.flatnonzero(p.active)
         if not len(at_B):
             break
-        standing = learned.standing.rows(at_B) if learned is not None else None
+        look = learned.look(p, at_B) if learned is not None else None
         confidence_BG, chance_BG = state.draw(at_B, p.done[at_B])
-        lens_B = _drafted(config, p, learned, standing, at_B, gamma)
+        lens_B = _drafted(config, p, learned, look, at_B, gamma)
         past_BG = p.past[1][at_B]
-        if learned is not None and standing is not None:
-            expected_BG = learned.history.chances(standing)
+        if learned is not None and look is not None:
+            expected_BG = look.expected_BG
             if config.learn:
-                confidence_BG = learned.history.corrected(confidence_BG, standing)
+                confidence_BG = learned.history.corrected(confidence_BG, look.standing)
             confidence_BG = np.where(np.arange(gamma) < lens_B[:, None], confidence_BG, expected_BG)
             past_BG = np.where(p.rounds[at_B, None] < len(p.past), np.cumprod(expected_BG, axis=1), past_BG)
         survival_BG = np.cumprod(confidence_BG, axis=1)
@@ -134,10 +181,9 @@ def simulate(config: SimConfig) -> LoadSummary:
         now += seconds
         gained_B = np.minimum(np.minimum(kept_B, length_B) + 1, p.left[at_B])
         _settle(p, at_B, gained_B, length_B, lens_B, survival_BG)
-        if learned is not None and standing is not None:
+        if learned is not None:
             accepted_B = np.minimum(np.minimum(kept_B, length_B), gained_B)
-            learned.history.settle(standing, lens_B, length_B, accepted_B, confidence_BG)
-            learned.standing.put(at_B, standing)
+            learned.settled.append(_Settled(at_B, p.number[at_B], lens_B, length_B, accepted_B, confidence_BG))
         if not config.full_only or len(at_B) == places:
             tally.add(
                 seconds=seconds, requests=len(at_B), drafted=int(lens_B.sum()), verified=verified,
@@ -166,6 +212,7 @@ def _new_places(places: int, gamma: int) -> _Places:
         active=np.zeros(places, dtype=bool), left=np.zeros(places, dtype=np.int64),
         done=np.zeros(places, dtype=np.int64), arrived_s=zeros(), began_s=zeros(),
         starved=np.zeros(places, dtype=np.int64), worst=np.zeros(places, dtype=np.int64),
+        number=np.zeros(places, dtype=np.int64),
         past=[np.ones((places, gamma), dtype=np.float32) for _ in range(2)],
         skipped=np.full(places, np.inf), rounds=np.zeros(places, dtype=np.int64),
     )  # fmt: skip
@@ -195,6 +242,7 @@ def _admit(  # type: ignore[no-untyped-def]
     state.begin(new)
     p.active[new], p.done[new], p.starved[new], p.worst[new] = True, 0, 0, 0
     p.skipped[new], p.rounds[new] = np.inf, 0
+    p.number[new] = int(p.number.max()) + 1 + np.arange(len(new))
     if learned is not None:
         learned.standing.put(new, Standing.new(len(new), learned.history.gamma))
     p.arrived_s[new] = arrived
@@ -212,7 +260,7 @@ def _admit(  # type: ignore[no-untyped-def]
 
 
 def _drafted(
-    config: SimConfig, p: _Places, learned: _Learned | None, standing: Standing | None, at_B: np.ndarray, gamma: int
+    config: SimConfig, p: _Places, learned: _Learned | None, look: _Look | None, at_B: np.ndarray, gamma: int
 ) -> np.ndarray:
     """Drafts that each request makes."""
     if config.policy is None:
@@ -221,11 +269,12 @@ def _drafted(
     if config.lengths != "geometric":
         # as in the real engine: no more drafts than tokens are still allowed
         room_B = np.minimum(room_B, config.tokens - p.done[at_B] - 1)
-    if not config.gate or learned is None or standing is None:
+    if not config.gate or learned is None or look is None:
         return room_B
-    expected_BG = np.cumprod(learned.history.chances(standing), axis=1)
-    wanted_B = draft_lengths(expected_BG, config.table, context_tokens=config.context_tokens)
-    lens_B = learned.purse.add(np.minimum(wanted_B, room_B), p.skipped[at_B], room_B, config.table)
+    if look.wanted_B is None:
+        survival_BG = np.cumprod(look.expected_BG, axis=1)
+        look.wanted_B = draft_lengths(survival_BG, config.table, context_tokens=config.context_tokens)
+    lens_B = learned.purse.add(np.minimum(look.wanted_B, room_B), p.skipped[at_B], room_B, config.table)
     p.skipped[at_B] = np.where(lens_B > 0, 0, p.skipped[at_B] + 1)
     return lens_B
 

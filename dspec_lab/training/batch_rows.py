@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +39,7 @@ class BatchCache(SequenceCache):
     def __init__(self, spec: ModelSpec, num_slots: int, capacity: int, device: torch.device) -> None:
         self.capacity = -(-capacity // BLOCK) * BLOCK
         self.length = 0
-        self.layers = []
+        self.layers, self.addresses_L2 = [], None
         for layer in range(spec.num_layers):
             shape = spec.attention_of(layer)
             size = (num_slots, shape.num_kv_heads, self.capacity, shape.head_dim)
@@ -58,7 +59,7 @@ class SlotCache(SequenceCache):
     def __init__(self, spec: ModelSpec, num_slots: int, capacity: int) -> None:
         slots = [SequenceCache(spec, capacity, torch.device("cpu")) for _ in range(num_slots)]
         self.capacity, self.length = slots[0].capacity, 0
-        self.layers = []
+        self.layers, self.addresses_L2 = [], np.stack([slot.addresses_L2 for slot in slots], -1)
         for layer in range(spec.num_layers):
             held = [slot.layers[layer] for slot in slots]
             joined = LayerCache([each.keys[0] for each in held], [each.values[0] for each in held])

@@ -10,10 +10,10 @@ import pytest
 
 from dspec_lab.config import DecodeConfig
 from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
-from dspec_lab.scheduler.batch import HOLD, BatchScheduler
+from dspec_lab.scheduler.batch import BatchScheduler
 from dspec_lab.scheduler.cost_table import CostTable, DraftCost
 from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
-from dspec_lab.scheduler.history import AcceptanceHistory, Standing
+from dspec_lab.scheduler.history import HOLD, AcceptanceHistory, Standing
 from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, FullBlock, Retrospective
 from dspec_lab.serving import profile
 from dspec_lab.serving.compare import PLAIN, against_fixed, compare_policies, take_turns
