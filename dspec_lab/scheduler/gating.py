@@ -14,7 +14,7 @@ from dspec_lab.scheduler.cost_table import CostTable
 
 # Share of the expected gain that counts. The requests that look best are on average not as good as they look, and a
 # cost table drifts with the machine: near break-even a wrong draft costs more than a missed one.
-CAUTION = 0.85
+CAUTION = 0.9
 PROBE_SHARE = 0.005  # of the time that may go into drafts of requests that skip, to see whether that has changed
 
 

@@ -136,7 +136,7 @@ def test_the_short_way_for_one_request_finds_what_the_long_one_does(per_token_s)
 def test_where_drafting_just_pays_a_cautious_gate_drafts_nothing():
     """A gain of a tenth on paper is less than the requests that look best fall short of it by."""
     predicted = np.array([[0.5, 0.1], [0.4, 0.1]])
-    table = CostTable(rows=(1, 8), seconds=(0.010, 0.0135), draft=DraftCost(joint=True, per_request_s=0.0018))
+    table = CostTable(rows=(1, 8), seconds=(0.010, 0.0135), draft=DraftCost(joint=True, per_request_s=0.0020))
     sure = draft_lengths(predicted, table, caution=1.0)
     assert sure.any() and not draft_lengths(predicted, table).any()
     rates = [expected_rate(tuple(lengths), predicted, table) for lengths in (sure.tolist(), (0, 0))]
