@@ -114,11 +114,13 @@ class RaggedBatch:
 
     def _round(self) -> None:
         names, requests = list(self._active), list(self._active.values())
-        start = time.perf_counter()
+        start, rest = time.perf_counter(), False
         if self._gate is not None:
-            for request, length in zip(requests, self._gate(requests), strict=True):
+            asked = self._gate(requests)
+            for request, length in zip(requests, asked, strict=True):
                 request.gamma = length
-        feeds = _draft(requests)
+            rest = not any(asked)
+        feeds = [request.rest() for request in requests] if rest else _draft(requests)
         drafts = [len(feed) - 1 for feed in feeds]
         if self._policy is not None:
             lengths = self._policy(requests)
@@ -217,27 +219,27 @@ def _one_pass(
         ancestors_N=zeros_N,
         span=-(-(max(place) + 1) // BLOCK) * BLOCK,
     )
-    layers = sorted({layer for session in sessions for layer in session.taps.layers})
+    first = sessions[0].taps
+    alike = all(session.taps is first for session in sessions)
+    layers = list(first.layers) if alike else sorted({layer for session in sessions for layer in session.taps.layers})
     caches = [session.cache for session in sessions]
     rows_ND, tapped_NF = decoder.run_rows(ids_N, place_N, caches, markers, Taps(layers=tuple(layers)))
-    logits_NV = decoder.logits(rows_ND)
-    found, at, width = [], 0, decoder.hidden_size
-    for session, feed in zip(sessions, feeds, strict=True):
-        session.cache.length += len(feed)
-        mine = slice(at, at + len(feed))
-        at += len(feed)
-        features = None
-        if session.taps:
-            tapped = None
-            if session.taps.layers and tapped_NF is not None:
+    counts, width = [len(feed) for feed in feeds], decoder.hidden_size
+    logits, hidden = decoder.logits(rows_ND).split(counts), rows_ND.split(counts)
+    tapped = [None] * len(feeds) if tapped_NF is None else tapped_NF.split(counts)
+    found = []
+    for session, count, logits_JV, mine_ND, mine_NF in zip(sessions, counts, logits, hidden, tapped, strict=True):
+        session.cache.length += count
+        features, taps = None, session.taps
+        if taps:
+            if not taps.layers:
+                mine_NF = None
+            elif not alike and mine_NF is not None and list(taps.layers) != layers:
                 # each session gets the layers it asked for
-                if list(session.taps.layers) == layers:
-                    tapped = tapped_NF[mine]
-                else:
-                    parts = [layers.index(layer) for layer in session.taps.layers]
-                    tapped = torch.cat([tapped_NF[mine, part * width : (part + 1) * width] for part in parts], -1)
-            features = Features(tapped_NF=tapped, last_ND=rows_ND[mine] if session.taps.last_hidden else None)
-        found.append(TargetRows(logits_JV=logits_NV[mine], features=features))
+                parts = [layers.index(layer) for layer in taps.layers]
+                mine_NF = torch.cat([mine_NF[:, part * width : (part + 1) * width] for part in parts], -1)
+            features = Features(tapped_NF=mine_NF, last_ND=mine_ND if taps.last_hidden else None)
+        found.append(TargetRows(logits_JV=logits_JV, features=features))
     return found
 
 

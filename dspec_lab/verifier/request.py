@@ -22,6 +22,9 @@ OnTokens = Callable[[Sequence[int], Sequence[TokenSource]], None]
 # the verdict on one proposal: target rows, proposal, settings, chooser, round
 Decide = Callable[[TargetRows, Proposal, DecodeConfig, Chooser, int], Verdict]
 
+NOTHING = Proposal(())
+BARE = Verdict(num_accepted=0, next_token=0).source(0)  # where the token of a round without drafts comes from
+
 # the prefill's token is drawn as the bonus of this round; rounds proper count from 0
 PREFILL_ROUND = 2**40
 
@@ -108,6 +111,11 @@ class Request:
         self._proposal, self._draft_s = proposal, draft_s
         return (self.result.token_ids[-1], *proposal.token_ids)
 
+    def rest(self) -> tuple[int, ...]:
+        """The same in a round in which nothing is drafted."""
+        self._proposal, self._draft_s = NOTHING, 0.0
+        return (self.result.token_ids[-1],)
+
     @property
     def proposal(self) -> Proposal:
         """What was drafted this round."""
@@ -175,11 +183,15 @@ class Request:
     def _settle_bare(self, rows: TargetRows, verify_s: float) -> tuple[list[int], list[TokenSource]]:
         """`_settle` of a round without drafts, of which a request at rest has many: nothing to keep or to roll back."""
         start, proposal, result = time.perf_counter(), self._proposal, self.result
-        verdict = self.decide_with(rows, proposal, self.config, self.chooser, self._round_index)
-        if verdict.num_accepted:
-            raise ValueError(f"a verdict accepts {verdict.num_accepted} drafts of a round that had none")
+        if self.sampling.greedy and self.decide_with is decide:
+            token, source = greedy_ids(rows.logits_JV, what="target (draft position 0)")[0], BARE
+        else:
+            verdict = self.decide_with(rows, proposal, self.config, self.chooser, self._round_index)
+            if verdict.num_accepted:
+                raise ValueError(f"a verdict accepts {verdict.num_accepted} drafts of a round that had none")
+            token, source = verdict.next_token, verdict.source(0)
         settled = time.perf_counter()
-        self.draft.commit(Commit((verdict.next_token,), rows.features))  # type: ignore[union-attr]
+        self.draft.commit(Commit((token,), rows.features))  # type: ignore[union-attr]
         record = RoundRecord(
             round=self._round_index,
             context_tokens=len(result.prompt_ids) + len(result.token_ids),
@@ -187,7 +199,7 @@ class Request:
             draft_ids=(),
             num_accepted=0,
             num_committed=1,
-            next_token=verdict.next_token,
+            next_token=token,
             draft_s=self._draft_s + (time.perf_counter() - settled),
             verify_s=verify_s,
             overhead_s=settled - start,
@@ -196,7 +208,7 @@ class Request:
         if self._trace:
             add_laws(record, rows, proposal, self.config)
         result.rounds.append(record)
-        return [verdict.next_token], [verdict.source(0)]
+        return [token], [source]
 
     def _add(self, tokens: Sequence[int], sources: Sequence[TokenSource]) -> None:
         result, had = self.result, len(self.result.token_ids)
