@@ -73,6 +73,7 @@ class _Memory:
 
     standing: Standing  # one row
     number: int  # by which it is told from every other request, ended ones too
+    rounds: list[RoundRecord]  # the request's own, which outlive it here until they are learned from
     past: deque[list[float]] = field(default_factory=lambda: deque(maxlen=DELAY))  # survival of its last rounds
     pending: list[_Pending] = field(default_factory=list)  # rounds that nothing was learned from yet
     skipped: float = math.inf  # rounds since it drafted
@@ -138,7 +139,9 @@ class BatchScheduler:
         else:
             may_B = np.array([self._room(request) for request in requests], dtype=np.int64)
             skipped_B = np.array([memory.skipped for memory in look.memories], dtype=float)
-            wanted = self._purse.add(np.array(wanted, dtype=np.int64), skipped_B, may_B, self.table).tolist()
+            probed = self._purse.add(np.array(wanted, dtype=np.int64), skipped_B, may_B, self.table).tolist()
+            if probed != wanted:
+                wanted, look.rounds = probed, HOLD  # a probe is made to learn from it, at once
         for memory, length in zip(look.memories, wanted, strict=True):
             memory.skipped = 0 if length else memory.skipped + 1
         self._resting = [] if any(wanted) else look.requests
@@ -172,14 +175,17 @@ class BatchScheduler:
             return [0] * B
         look = self._look if self._gated and self._look is not None else self._look_at(requests)
         self._gated = False
+        for memory in look.memories:
+            if memory.pending and memory.pending[-1].index == len(memory.rounds):
+                memory.pending.pop()  # that round was begun and never settled
         if not any(lens):
             for memory in look.memories:
                 memory.past.clear()
             self._log(requests, lens, [0] * B, set(), time.perf_counter() - start)
             return [0] * B
         survival_BG, past_BG, sources = [], [], set[Source]()
-        for memory, request, length, told_G, expected_G in zip(
-            look.memories, requests, lens, self._confidences(requests), look.expected_BG, strict=True
+        for memory, length, told_G, expected_G in zip(
+            look.memories, lens, self._confidences(requests), look.expected_BG, strict=True
         ):
             chance_G = None
             if told_G is not None and length:
@@ -191,13 +197,10 @@ class BatchScheduler:
             survival_BG.append(survival_G)
             old_G = memory.past[0] if len(memory.past) == DELAY else itertools.accumulate(expected_G, operator.mul)
             past_BG.append(list(old_G))
-            index = len(request.result.rounds)
-            if memory.pending and memory.pending[-1].index == index:
-                memory.pending.pop()  # that round was begun and never settled
             if length:
                 sources.add("history" if chance_G is None else "confidence")
                 memory.past.append(survival_G)
-                memory.pending.append(_Pending(index, length, chance_G))
+                memory.pending.append(_Pending(len(memory.rounds), length, chance_G))
             else:
                 # what it told before is old by the time it drafts again
                 memory.past.clear()
@@ -254,19 +257,24 @@ class BatchScheduler:
         return self._look
 
     def _read(self, requests: Sequence[Request]) -> list[_Memory]:
-        """The requests' memories, after taking in the rounds that were settled since."""
-        memories, rounds = [], list[list[tuple[_Memory, _Pending, RoundRecord]]]()
+        """The requests' memories, after taking in the rounds that were settled since, of ended requests too."""
+        memories = []
         for request in requests:
             memory = self._memory.get(request)
             if memory is None:
-                memory = self._memory[request] = _Memory(Standing.new(1, self.gamma), next(self._numbers))
+                memory = _Memory(Standing.new(1, self.gamma), next(self._numbers), request.result.rounds)
+                self._memory[request] = memory
             memories.append(memory)
-            settled = [pending for pending in memory.pending if pending.index < len(request.result.rounds)]
-            del memory.pending[: len(settled)]
+        taught = memories if self._look is None else [*self._look.memories, *memories]
+        rounds: list[list[tuple[_Memory, _Pending, RoundRecord]]] = []
+        for memory in taught:
+            # no round is under way here, so one that has no record was never settled; those taken are not taken again
+            settled = [pending for pending in memory.pending if pending.index < len(memory.rounds)]
+            memory.pending.clear()
             for n, pending in enumerate(settled):
                 if n == len(rounds):
                     rounds.append([])
-                rounds[n].append((memory, pending, request.result.rounds[pending.index]))
+                rounds[n].append((memory, pending, memory.rounds[pending.index]))
         for entries in rounds:
             # a round without drafts teaches nothing, one without confidences less
             self._learn_from([entry for entry in entries if entry[1].chance_G is not None])

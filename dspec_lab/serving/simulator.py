@@ -115,15 +115,11 @@ class _Learned:
             held.rounds += 1
             return held
         for entry in self.settled:
-            # nobody asks about a request that has ended
-            here_B = p.active[entry.at_B] & (p.number[entry.at_B] == entry.number_B)
-            rows, at = self.standing.rows(entry.at_B[here_B]), entry.at_B[here_B]
-            if len(at):
-                self.history.settle(
-                    rows, entry.lens_B[here_B], entry.verified_B[here_B], entry.accepted_B[here_B],
-                    entry.chance_BG[here_B],
-                )  # fmt: skip
-                self.standing.put(at, rows)
+            rows = self.standing.rows(entry.at_B)
+            self.history.settle(rows, entry.lens_B, entry.verified_B, entry.accepted_B, entry.chance_BG)
+            # what ended requests taught is for all to know; their own standing is gone
+            here = np.flatnonzero(p.active[entry.at_B] & (p.number[entry.at_B] == entry.number_B))
+            self.standing.put(entry.at_B[here], rows.rows(here))
         self.settled.clear()
         standing = self.standing.rows(at_B)
         self.held = _Look(number_B, standing, self.history.chances(standing))
@@ -274,7 +270,10 @@ def _drafted(
     if look.wanted_B is None:
         survival_BG = np.cumprod(look.expected_BG, axis=1)
         look.wanted_B = draft_lengths(survival_BG, config.table, context_tokens=config.context_tokens)
-    lens_B = learned.purse.add(np.minimum(look.wanted_B, room_B), p.skipped[at_B], room_B, config.table)
+    wanted_B = np.minimum(look.wanted_B, room_B)
+    lens_B = learned.purse.add(wanted_B, p.skipped[at_B], room_B, config.table)
+    if (lens_B != wanted_B).any():
+        look.rounds = HOLD  # a probe is made to learn from it, at once
     p.skipped[at_B] = np.where(lens_B > 0, 0, p.skipped[at_B] + 1)
     return lens_B
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -260,6 +261,68 @@ def test_what_rounds_taught_is_taken_in_every_few_rounds_and_none_is_left_out(ga
     batch.step()
     assert len(taught) == HOLD + 1
     assert scheduler.decisions[-1].requests == 1
+
+
+def test_rounds_of_a_request_that_ends_within_a_hold_teach_too(monkeypatch):
+    taught = list[list[int]]()
+    real = AcceptanceHistory.settle
+
+    def settle(self, standing, lens_B, verified_B, accepted_B, chance_BG=None):
+        taught.append(accepted_B.tolist())
+        real(self, standing, lens_B, verified_B, accepted_B, chance_BG)
+
+    monkeypatch.setattr(AcceptanceHistory, "settle", settle)
+    scheduler, batch = scheduled(HOLD - 1)
+    both = list(batch._active.values())
+    batch.leave("a")
+    batch.step()
+    expected = [[r.num_accepted for r in records] for records in zip(*(q.result.rounds for q in both), strict=False)]
+    assert len(expected) == HOLD - 1 and taught == expected
+    assert scheduler.decisions[-1].requests == 1
+
+
+def test_a_probe_of_a_batch_at_rest_is_learned_from_in_the_next_round(monkeypatch):
+    monkeypatch.setattr("dspec_lab.scheduler.batch.ProbePurse", lambda: ProbePurse(0.05))
+    settled_at, step = list[int](), 0
+    real = AcceptanceHistory.settle
+
+    def settle(self, *args):
+        settled_at.append(step)
+        real(self, *args)
+
+    monkeypatch.setattr(AcceptanceHistory, "settle", settle)
+    scheduler = BatchScheduler(FullBlock(), gamma=3, table=DEAR, gate=True)
+    scheduler._history._all_2G[0] = 1000.0  # that many drafts before, none of them accepted
+    batch = RaggedBatch(TARGET, policy=scheduler, gate=scheduler.draft_lengths)
+    config = replace(CONFIG, max_new_tokens=60, ignore_eos=True)
+    for name in "ab":
+        batch.join(BatchRequest(request_id=name, prompt_ids=tuple(PROMPTS[0]), config=config, drafter=DSPARK))
+    for step in range(50):
+        batch.step()
+    probed_at = [at for at, decision in enumerate(scheduler.decisions) if decision.drafted]
+    rests = [after - before for before, after in itertools.pairwise(probed_at)]
+    assert len(probed_at) > 3 and min(rests) > 2
+    assert settled_at == [at + 1 for at in probed_at if at + 1 < 50]
+
+
+def test_a_round_that_was_never_settled_is_forgotten_where_the_next_drafts_nothing(monkeypatch):
+    monkeypatch.setattr(ProbePurse, "add", lambda self, wanted_B, skipped_B, may_B, table: wanted_B)
+    scheduler, batch = scheduled(2, policy=FullBlock(), gate=True)
+    real = ragged.extend_ragged
+
+    def broken(sessions, feeds):
+        raise RuntimeError("the pass broke")
+
+    monkeypatch.setattr(ragged, "extend_ragged", broken)
+    with pytest.raises(RuntimeError, match="the pass broke"):
+        batch.step()
+    monkeypatch.setattr(ragged, "extend_ragged", real)
+    memories = [scheduler._memory[request] for request in batch._active.values()]
+    assert all(memory.pending[-1].index == len(memory.rounds) for memory in memories)
+    scheduler._look.lengths = [0, 0]
+    batch.step()
+    assert scheduler.decisions[-1].drafted == 0
+    assert [[pending.index for pending in memory.pending] for memory in memories] == [[0, 1], [0, 1]]
 
 
 def test_a_round_that_was_never_settled_teaches_nothing(monkeypatch):

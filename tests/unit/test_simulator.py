@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from dspec_lab.scheduler.cost_table import CostTable, DraftCost
+from dspec_lab.scheduler.gating import ProbePurse
+from dspec_lab.scheduler.history import HOLD, AcceptanceHistory
 from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, FullBlock, Oracle
 from dspec_lab.serving.acceptance import Domain, ParametricAcceptance, TraceAcceptance
 from dspec_lab.serving.paper_fit import FITS, TAU_MTP, column, fixed_curve, large_batch_curve, paper_rows
@@ -91,6 +95,44 @@ def test_gating_stops_drafting_that_does_not_pay_and_looks_again():
     assert 0 < gated.drafted < 0.5, "a skipped request drafts again now and then"
     cheap = CostTable(rows=(1, 400), seconds=(0.010, 0.050), draft=DraftCost(per_request_s=1e-5))
     assert run(table=cheap, gate=True).drafted == 3
+
+
+@pytest.mark.parametrize("tokens", [2, 40])
+def test_rounds_of_ended_requests_teach_too(tokens, monkeypatch):
+    taught = list[int]()
+    real = AcceptanceHistory.settle
+
+    def settle(self, standing, lens_B, *rest):
+        taught.append(len(lens_B))
+        real(self, standing, lens_B, *rest)
+
+    monkeypatch.setattr(AcceptanceHistory, "settle", settle)
+    found = run(load=ClosedLoop(concurrency=4), total=40, tokens=tokens, lengths="fixed", learn=True)
+    assert found.requests_ended == 40
+    # all but those of the last rounds, after which nobody asks
+    assert found.request_rounds - 4 * HOLD <= sum(taught) <= found.request_rounds
+
+
+def test_a_probe_is_learned_from_in_the_next_round(monkeypatch):
+    drafted, settled_at = list[int](), list[int]()
+    real, add = AcceptanceHistory.settle, ProbePurse.add
+
+    def settle(self, *args):
+        settled_at.append(len(drafted))
+        real(self, *args)
+
+    def noted(self, *args):
+        found_B = add(self, *args)
+        drafted.append(int(found_B.sum()))
+        return found_B
+
+    monkeypatch.setattr(AcceptanceHistory, "settle", settle)
+    monkeypatch.setattr(ProbePurse, "add", noted)
+    dear = CostTable(rows=(1, 400), seconds=(0.010, 0.400), draft=DraftCost(fixed_s=0.0001))
+    run(load=ClosedLoop(concurrency=20), acceptance=steady(0.02), table=dear, gate=True, tokens=10_000)
+    probed_at = [at for at, count in enumerate(drafted) if count == 1][3:-1]
+    assert len(probed_at) > 3 and all(b - a > HOLD for a, b in itertools.pairwise(probed_at))
+    assert {at + 1 for at in probed_at} <= set(settled_at)
 
 
 def test_wrong_confidences_cost_throughput():
