@@ -18,7 +18,7 @@ from dspec_lab.core.types import Proposal, RoundRecord
 from dspec_lab.scheduler.bellman import ConfidenceChain, solve
 from dspec_lab.scheduler.cost_table import CostTable
 from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
-from dspec_lab.scheduler.history import HOLD, AcceptanceHistory, Standing
+from dspec_lab.scheduler.history import HOLD, AcceptanceHistory, Standing, recalled
 from dspec_lab.scheduler.policies import (
     Delayed,
     EarlyStop,
@@ -27,6 +27,7 @@ from dspec_lab.scheduler.policies import (
     Policy,
     RoundView,
     StaticThreshold,
+    spared_share,
 )
 from dspec_lab.verifier.request import Request
 
@@ -53,6 +54,7 @@ class _Look:
     requests: list[ReferenceType[Request]]
     memories: list[_Memory]
     expected_BG: list[list[float]]  # conditional acceptance
+    hoped_BG: np.ndarray  # the same as survival
     context_tokens: float
     rounds: int = 0  # it was used for
     lengths: list[int] | None = None  # drafts that are worth asking for, where that was asked
@@ -153,8 +155,10 @@ class BatchScheduler:
         """The choice of draft lengths, made anew where something was learned or the requests are others."""
         who = tuple(memory.number for memory in look.memories)
         if self._chosen is None or self._chosen[0] != who:
-            survival_BG = np.cumprod(np.array(look.expected_BG), axis=1)
-            lengths_B = draft_lengths(survival_BG, self.table, context_tokens=look.context_tokens)  # type: ignore[arg-type]
+            spared = spared_share(self.policy, len(who))
+            lengths_B = draft_lengths(
+                look.hoped_BG, self.table, context_tokens=look.context_tokens, spared=spared  # type: ignore[arg-type]
+            )  # fmt: skip
             self._chosen = who, lengths_B.tolist()
         return self._chosen[1]
 
@@ -184,8 +188,8 @@ class BatchScheduler:
             self._log(requests, lens, [0] * B, set(), time.perf_counter() - start)
             return [0] * B
         survival_BG, past_BG, sources = [], [], set[Source]()
-        for memory, length, told_G, expected_G in zip(
-            look.memories, lens, self._confidences(requests), look.expected_BG, strict=True
+        for memory, length, told_G, expected_G, hoped_G in zip(
+            look.memories, lens, self._confidences(requests), look.expected_BG, look.hoped_BG, strict=True
         ):
             chance_G = None
             if told_G is not None and length:
@@ -195,8 +199,7 @@ class BatchScheduler:
             found_G = expected_G if chance_G is None else [*chance_G, *expected_G[length:]]
             survival_G = list(itertools.accumulate(found_G, operator.mul))
             survival_BG.append(survival_G)
-            old_G = memory.past[0] if len(memory.past) == DELAY else itertools.accumulate(expected_G, operator.mul)
-            past_BG.append(list(old_G))
+            past_BG.append(memory.past[0] if len(memory.past) == DELAY else hoped_G)
             if length:
                 sources.add("history" if chance_G is None else "confidence")
                 memory.past.append(survival_G)
@@ -208,7 +211,7 @@ class BatchScheduler:
         view = RoundView(
             survival_BG=np.array(survival_BG),
             lens_B=np.array(lens, dtype=np.int64),
-            past_BG=np.array(past_BG),
+            past_BG=recalled(np.array(past_BG), look.hoped_BG),
             asked_B=np.array([min(request.gamma, self._room(request)) for request in requests], dtype=np.int64),
             draft_s=self.table.draft.seconds(drafting, sum(lens)) if self.table else 0.0,
             context_tokens=look.context_tokens,
@@ -252,8 +255,15 @@ class BatchScheduler:
             return look
         memories = self._read(requests)
         standing = _stacked(memories)
-        expected_BG = self._history.chances(standing).tolist()
-        self._look = _Look([ref(request) for request in requests], memories, expected_BG, _context(requests), rounds=1)
+        expected_BG = self._history.chances(standing)
+        self._look = _Look(
+            requests=[ref(request) for request in requests],
+            memories=memories,
+            expected_BG=expected_BG.tolist(),
+            hoped_BG=np.cumprod(expected_BG, axis=1),
+            context_tokens=_context(requests),
+            rounds=1,
+        )
         return self._look
 
     def _read(self, requests: Sequence[Request]) -> list[_Memory]:

@@ -14,7 +14,7 @@ from dspec_lab.scheduler.cost_table import CostTable
 
 # Share of the expected gain that counts. The requests that look best are on average not as good as they look, and a
 # cost table drifts with the machine: near break-even a wrong draft costs more than a missed one.
-CAUTION = 0.9
+CAUTION = 0.95
 PROBE_SHARE = 0.005  # of the time that may go into drafts of requests that skip, to see whether that has changed
 
 
@@ -24,51 +24,78 @@ def draft_lengths(
     *,
     context_tokens: float | None = None,
     caution: float = CAUTION,
+    spared: float = 0.0,
 ) -> Integer[np.ndarray, " B"]:
     """Drafts to ask of each request's drafter, 0..G, that maximise expected tokens per second of the coming round.
 
     `predicted_BG` is the survival expected from earlier rounds, of which the share `caution` counts. Requests are
     taken by falling gain; all numbers of drafting requests are compared, none included. Where drafted tokens cost
     nothing each a request drafts its whole block or nothing; otherwise only as far as verification would follow.
+
+    `spared` is the share of drafts that would be rejected which the policy, knowing their confidences by then, is
+    expected not to verify (`policies.spared_share`): more is worth drafting than would be worth verifying unseen.
     """
+    if not 0 <= spared <= 1:
+        raise ValueError(f"the share of spared rejections must lie in 0..1, got {spared}")
     predicted_BG = caution * predicted_BG
     if len(predicted_BG) == 1:
-        return _for_one(predicted_BG[0], table, context_tokens)
-    return _for_many(predicted_BG, table, context_tokens)
+        return _for_one(predicted_BG[0], table, context_tokens, spared)
+    return _for_many(predicted_BG, table, context_tokens, spared)
 
 
-def _for_one(predicted_G: np.ndarray, table: CostTable, context_tokens: float | None) -> Integer[np.ndarray, " B"]:
+def _expected_s(round_s_N: np.ndarray, chance_X: np.ndarray, count_X: np.ndarray, spared: float) -> np.ndarray:
+    """Seconds of rounds that hold `count_X` drafts whose chances add up to `chance_X`, as many verified as expected."""
+    if not spared:
+        return round_s_N[count_X]
+    verified_X = count_X - spared * (count_X - np.minimum(chance_X, count_X))
+    low_X = verified_X.astype(np.int64)
+    low_s_X, high_s_X = round_s_N[low_X], round_s_N[np.minimum(low_X + 1, len(round_s_N) - 1)]
+    with np.errstate(invalid="ignore"):
+        between_X = low_s_X + (verified_X - low_X) * (high_s_X - low_s_X)
+    # beyond the table's end nothing is known
+    return np.where(np.isfinite(round_s_N[count_X]), between_X, np.inf)
+
+
+def _for_one(
+    predicted_G: np.ndarray, table: CostTable, context_tokens: float | None, spared: float
+) -> Integer[np.ndarray, " B"]:
     """`_for_many` of one request, where nothing is to be ranked: a quiet batch waits for this in each round."""
     G, draft = len(predicted_G), table.draft
     round_s_N = table.round_s_N(1, G, context_tokens=context_tokens)
     gained_N = np.ones(G + 1)
     gained_N[1:] += np.cumsum(predicted_G.astype(np.float32).astype(np.float64))
+    count_N = np.arange(G + 1)
+    verify_s_N = _expected_s(round_s_N, gained_N - 1, count_N, spared)
     paid_s = float(draft.by_requests_N(1)[1])
-    wanted = best_budget(gained_N / (round_s_N + (draft.per_token_s * np.arange(G + 1) + paid_s)))
+    wanted = best_budget(gained_N / (verify_s_N + (draft.per_token_s * count_N + paid_s)))
     drafted = wanted if draft.per_token_s or not wanted else G
-    rate = float(gained_N[wanted]) / (float(round_s_N[wanted]) + paid_s + draft.per_token_s * drafted)
+    rate = float(gained_N[wanted]) / (float(verify_s_N[wanted]) + paid_s + draft.per_token_s * drafted)
     return np.array([drafted if rate > 1 / float(round_s_N[0]) else 0], dtype=np.int64)
 
 
-def _for_many(predicted_BG: np.ndarray, table: CostTable, context_tokens: float | None) -> Integer[np.ndarray, " B"]:
+def _for_many(
+    predicted_BG: np.ndarray, table: CostTable, context_tokens: float | None, spared: float
+) -> Integer[np.ndarray, " B"]:
     (B, G), draft = predicted_BG.shape, table.draft
     chances_BG = present(predicted_BG, np.full(B, G))
     falling_N = falling(chances_BG)
     round_s_N = table.round_s_N(B, B * G, context_tokens=context_tokens)
-    per_draft_N = draft.per_token_s * np.arange(len(falling_N) + 1)
+    count_N = np.arange(len(falling_N) + 1)
+    chance_N = np.concatenate([[0.0], np.cumsum(falling_N.astype(np.float64))])
+    ahead_s_N = _expected_s(round_s_N, chance_N, count_N, spared) + draft.per_token_s * count_N
     best_rate, found_B, drafting = B / round_s_N[0], np.zeros(B, dtype=np.int64), B
     drafting_s_N = draft.by_requests_N(B)
     # what the drafting pass takes depends on who drafts: first all, then those that are left
     for _ in range(2):
         paid_s = float(drafting_s_N[drafting])
-        budget = best_budget(rates(falling_N, B, round_s_N[: len(falling_N) + 1] + per_draft_N + paid_s))
+        budget = best_budget(rates(falling_N, B, ahead_s_N + paid_s))
         wanted_B = top_k_lengths(chances_BG, budget)
         gain_B = np.where(np.arange(G) < wanted_B[:, None], predicted_BG, 0.0).sum(1)
         order_B = np.argsort(-gain_B, kind="stable")
-        verified_B = np.cumsum(wanted_B[order_B])
+        gained_B, count_B = np.cumsum(gain_B[order_B]), np.cumsum(wanted_B[order_B])
         drafted_B = np.cumsum(np.where(wanted_B > 0, wanted_B if draft.per_token_s else G, 0)[order_B])
         draft_s_B = drafting_s_N[1:] + draft.per_token_s * drafted_B
-        rate_B = (B + np.cumsum(gain_B[order_B])) / (round_s_N[verified_B] + draft_s_B)
+        rate_B = (B + gained_B) / (_expected_s(round_s_N, gained_B, count_B, spared) + draft_s_B)
         before, drafting = drafting, int(rate_B.argmax()) + 1
         if rate_B[drafting - 1] > best_rate:
             best_rate, found_B = float(rate_B[drafting - 1]), np.zeros(B, dtype=np.int64)

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Integer
 
-OWN_WEIGHT = 4.0  # rounds of all requests' average that a request's own counts are mixed with
-PRIOR_ROUNDS = 2.0  # and rounds, of `PRIOR` or of the position before, that the average starts from
-# no better than even: where drafting pays little a batch that begins with whole blocks for all loses many rounds' gain
-PRIOR = 0.5
+OWN_WEIGHT = 6.0  # rounds of all requests' average that a request's own counts are mixed with
+# and rounds, of `PRIOR` or of the position before, that the average starts from: with few, one hard text at the start
+# lets a gate rest that should not, and at rest it learns slowly
+PRIOR_ROUNDS = 16.0
+# little better than even: where drafting hardly pays a batch that begins with whole blocks loses many rounds' gain
+PRIOR = 0.55
 DECAY = 0.95  # of a request's own counts, per drafted round: texts change
 STEP_ALL, STEP_OWN = 0.03, 0.2  # logits by which one wrong verdict moves the shift of all requests, and a request's own
 MOST_SHIFT = 3.0
@@ -46,6 +48,15 @@ class Standing:
     def put(self, at: Integer[np.ndarray, " B"], rows: Standing) -> None:
         """Write `rows` back."""
         self.counts_B2G[at], self.shift_B[at] = rows.counts_B2G, rows.shift_B
+
+
+def recalled(old_BG: Float[np.ndarray, "B G"], expected_BG: Float[np.ndarray, "B G"]) -> Float[np.ndarray, "B G"]:
+    """Survival of a round ago, for a capacity now: B parts of it and one of what the history expects, both [B, G].
+
+    The chances of many requests stay spread as they were. Those of one request say little of its next rounds.
+    """
+    share = len(old_BG) / (len(old_BG) + 1)
+    return share * old_BG + (1 - share) * expected_BG
 
 
 class AcceptanceHistory:

@@ -14,8 +14,8 @@ import numpy as np
 
 from dspec_lab.scheduler.cost_table import CostTable
 from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
-from dspec_lab.scheduler.history import HOLD, AcceptanceHistory, Standing
-from dspec_lab.scheduler.policies import Policy, RoundView, useful_drafts
+from dspec_lab.scheduler.history import HOLD, AcceptanceHistory, Standing, recalled
+from dspec_lab.scheduler.policies import Policy, RoundView, spared_share, useful_drafts
 from dspec_lab.serving.acceptance import Acceptance
 from dspec_lab.serving.summary import LoadSummary, RequestEnd, RoundTally, summarise
 from dspec_lab.serving.workload import ClosedLoop, Load
@@ -158,7 +158,8 @@ def simulate(config: SimConfig) -> LoadSummary:
             if config.learn:
                 confidence_BG = learned.history.corrected(confidence_BG, look.standing)
             confidence_BG = np.where(np.arange(gamma) < lens_B[:, None], confidence_BG, expected_BG)
-            past_BG = np.where(p.rounds[at_B, None] < len(p.past), np.cumprod(expected_BG, axis=1), past_BG)
+            hoped_BG = np.cumprod(expected_BG, axis=1)
+            past_BG = recalled(np.where(p.rounds[at_B, None] < len(p.past), hoped_BG, past_BG), hoped_BG)
         survival_BG = np.cumprod(confidence_BG, axis=1)
         kept_B = _leading(rng.random(chance_BG.shape, dtype=np.float32) < chance_BG)
         draft_s = config.table.draft.seconds(int(np.count_nonzero(lens_B)), int(lens_B.sum()))
@@ -269,7 +270,8 @@ def _drafted(
         return room_B
     if look.wanted_B is None:
         survival_BG = np.cumprod(look.expected_BG, axis=1)
-        look.wanted_B = draft_lengths(survival_BG, config.table, context_tokens=config.context_tokens)
+        spared = spared_share(config.policy, len(at_B))
+        look.wanted_B = draft_lengths(survival_BG, config.table, context_tokens=config.context_tokens, spared=spared)
     wanted_B = np.minimum(look.wanted_B, room_B)
     lens_B = learned.purse.add(wanted_B, p.skipped[at_B], room_B, config.table)
     if (lens_B != wanted_B).any():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dspec_lab.scheduler.history import PRIOR, AcceptanceHistory, Standing
+from dspec_lab.scheduler.history import PRIOR, AcceptanceHistory, Standing, recalled
 
 
 def settle(history, standing, lens, verified, accepted, chance=None):
@@ -16,7 +16,7 @@ def settle(history, standing, lens, verified, accepted, chance=None):
 def test_a_position_counts_only_where_it_was_reached_and_verified():
     history, own = AcceptanceHistory(3), Standing.new(1, 3)
     assert history.average().tolist() == [PRIOR] * 3
-    for _ in range(50):
+    for _ in range(400):
         settle(history, own, 3, 2, 1)
     average = history.average()
     assert average[0] > 0.95 and average[1] < 0.05 and average[2] == average[1]
@@ -86,3 +86,10 @@ def test_few_requests_are_settled_as_many_are(told, monkeypatch):
         alike = few.corrected(raw_BG[:, :3], own_few)
         monkeypatch.setattr("dspec_lab.scheduler.history.FEW", 0)
         np.testing.assert_allclose(alike, many.corrected(raw_BG[:, :3], own_many), rtol=1e-12)
+
+
+def test_old_chances_of_one_request_count_half_and_those_of_many_nearly_whole():
+    old_BG, expected_BG = np.array([[1.0, 0.5]]), np.array([[0.5, 0.0]])
+    assert recalled(old_BG, expected_BG).tolist() == [[0.75, 0.25]]
+    many = recalled(np.repeat(old_BG, 9, 0), np.repeat(expected_BG, 9, 0))
+    assert np.allclose(many, [[0.95, 0.45]])

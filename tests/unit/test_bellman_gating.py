@@ -11,7 +11,7 @@ from dspec_lab.scheduler import gating
 from dspec_lab.scheduler.bellman import ConfidenceChain, fit_chain, solve
 from dspec_lab.scheduler.cost_table import CostTable, DraftCost
 from dspec_lab.scheduler.gating import CAUTION, ProbePurse, draft_lengths
-from dspec_lab.scheduler.policies import EarlyStop, RoundView
+from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, RoundView, spared_share
 
 CHAIN = ConfidenceChain(
     np.array([0.3, 0.9]), np.array([0.4, 0.6]), np.array([[[0.7, 0.3], [0.2, 0.8]], [[0.6, 0.4], [0.1, 0.9]]])
@@ -126,9 +126,9 @@ def test_the_short_way_for_one_request_finds_what_the_long_one_does(per_token_s)
         predicted = np.cumprod(rng.uniform(0.1, 0.99, (1, 5)), 1)
         draft = DraftCost(joint=True, per_request_s=float(rng.uniform(0, 0.01)), per_token_s=per_token_s)
         table = CostTable(rows=(1, 3, 6), seconds=(0.010, 0.011, 0.020), context_tokens=64, context_s=1e-6, draft=draft)
-        context = float(rng.choice([30, 200]))
-        found.append(int(gating._for_one(predicted[0], table, context)[0]))
-        assert found[-1] == gating._for_many(predicted, table, context)[0]
+        context, spared = float(rng.choice([30, 200])), float(rng.choice([0.0, 0.5]))
+        found.append(int(gating._for_one(predicted[0], table, context, spared)[0]))
+        assert found[-1] == gating._for_many(predicted, table, context, spared)[0]
     # drafts that cost nothing each come all or not at all
     assert 0 in found and max(found) > 2 and (per_token_s == 0) == (set(found) == {0, 5})
 
@@ -143,6 +143,29 @@ def test_where_drafting_just_pays_a_cautious_gate_drafts_nothing():
     assert 1 < rates[0] / rates[1] < 1.1
     # where it pays well it drafts
     assert draft_lengths(np.array([[0.9, 0.8], [0.9, 0.7]]), table).tolist() == [2, 2]
+
+
+def test_more_is_drafted_where_the_policy_will_leave_some_unverified():
+    """Drafts are cheap and rows are dear: the last drafts pay only if those that look bad can be left out."""
+    predicted = np.cumprod(np.full((1, 5), 0.6), 1)
+    table = CostTable(rows=(1, 6), seconds=(0.010, 0.020), draft=DraftCost(joint=True, per_token_s=0.0001))
+    blind, seeing = (int(draft_lengths(predicted, table, spared=spared)[0]) for spared in (0.0, 0.5))
+    assert 0 < blind < seeing <= 5
+    # with all rejections spared a draft costs its own time and the rows of those that are kept
+    gained = 1 + CAUTION * predicted[0].cumsum()
+    rates = gained / (0.010 + 0.002 * (gained - 1) + 0.0001 * np.arange(1, 6))
+    assert int(draft_lengths(predicted, table, spared=1.0)[0]) == 1 + int(rates.argmax())
+    # two requests share the saving, and rows beyond the table's end stay out of reach
+    assert draft_lengths(np.repeat(predicted, 2, 0), table, spared=1.0).sum() <= 4
+    with pytest.raises(ValueError, match="1.5"):
+        draft_lengths(predicted, table, spared=1.5)
+
+
+def test_early_stopping_spares_and_a_delayed_capacity_does_where_requests_compete():
+    table = CostTable(rows=(1, 6), seconds=(0.010, 0.020))
+    shares = [spared_share(policy, requests) for policy in (EarlyStop(table), Delayed(table)) for requests in (1, 8)]
+    assert shares[0] == shares[1] > shares[3] > shares[2] == 0
+    assert spared_share(FixedLength(3), 8) == 0
 
 
 def test_block_drafters_draft_whole_blocks():

@@ -283,21 +283,20 @@ def test_rounds_of_a_request_that_ends_within_a_hold_teach_too(monkeypatch):
 
 def test_a_probe_of_a_batch_at_rest_is_learned_from_in_the_next_round(monkeypatch):
     monkeypatch.setattr("dspec_lab.scheduler.batch.ProbePurse", lambda: ProbePurse(0.05))
-    settled_at, step = list[int](), 0
+    scheduler, settled_at = BatchScheduler(FullBlock(), gamma=3, table=DEAR, gate=True), list[int]()
     real = AcceptanceHistory.settle
 
     def settle(self, *args):
-        settled_at.append(step)
+        settled_at.append(len(scheduler.decisions))
         real(self, *args)
 
     monkeypatch.setattr(AcceptanceHistory, "settle", settle)
-    scheduler = BatchScheduler(FullBlock(), gamma=3, table=DEAR, gate=True)
     scheduler._history._all_2G[0] = 1000.0  # that many drafts before, none of them accepted
     batch = RaggedBatch(TARGET, policy=scheduler, gate=scheduler.draft_lengths)
     config = replace(CONFIG, max_new_tokens=60, ignore_eos=True)
     for name in "ab":
         batch.join(BatchRequest(request_id=name, prompt_ids=tuple(PROMPTS[0]), config=config, drafter=DSPARK))
-    for step in range(50):
+    for _ in range(50):
         batch.step()
     probed_at = [at for at, decision in enumerate(scheduler.decisions) if decision.drafted]
     rests = [after - before for before, after in itertools.pairwise(probed_at)]
