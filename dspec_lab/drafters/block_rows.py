@@ -18,7 +18,7 @@ from dspec_lab.core.sampling import greedy_ids
 from dspec_lab.drafters.cache import RowCache
 from dspec_lab.drafters.heads import SequentialHead
 from dspec_lab.drafters.layers import DraftLayer, linear
-from dspec_lab.kernels.native_rows import LayerStack, NativeRows, PlainLayer, addresses
+from dspec_lab.kernels.native_rows import LayerStack, NativeRows, PlainLayer, fields
 from dspec_lab.kernels.rows import BLOCK, LayerCache, RowMarkers, joined_layers, row_ops
 from dspec_lab.models.family import FULL
 
@@ -105,6 +105,10 @@ def greedy_walk(
     ids_W = model.target_ids_W
     # the largest entry of a row without a finite one is looked for again, by what says which it is
     tables = None if head is None else (head.markov_w1.weight, head.markov_w2.weight)
+    if tables is not None and (
+        tables[0].dtype != tables[1].dtype or not all(table.is_contiguous() for table in tables)
+    ):
+        return None
     tokens, embedded_NR, bad = _native().greedy_walk(base_NW, counts, anchors, tables, ids_W)
     if bad is not None:
         greedy_ids(base_NW[bad : bad + 1], what="draft")
@@ -164,9 +168,11 @@ def _stack(model: BlockDraftModel, rows: int) -> LayerStack | None:
         return None
     plain = [layer for layer in layers if layer is not None]
     held = _STACKS.get(model)
-    if held is None or held.lies_at != addresses(plain):
+    if held is None or held.moved(fields(plain)):
         shape = model.spec.attention[FULL]
-        held = _STACKS[model] = LayerStack(plain, (shape.num_heads, shape.num_kv_heads, shape.head_dim))
+        held = LayerStack.of(plain, (shape.num_heads, shape.num_kv_heads, shape.head_dim))
+        if held is not None:
+            _STACKS[model] = held
     return held
 
 

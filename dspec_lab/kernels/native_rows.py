@@ -30,6 +30,7 @@ from dspec_lab.kernels.rows import LayerCache, RequestCache, RowMarkers, native_
 SOURCE = Path(__file__).with_name("rows.c")
 MANY_ROWS = 128  # products of 8 lanes serve up to this many rows and are batch-invariant up to here; wider ones always
 UNPACK_ROWS = 1536  # output columns of a larger product are unpacked to fp32 this many at a time
+MOST_KEPT = 2**22  # numbers that a thread's work space for all layers keeps; a larger one is made for its call
 FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC")
 # tried in this order: Apple's clang knows no -fopenmp, and some ARM compilers know no -march=native
 EXTRA_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native", "-fopenmp"), ("-mcpu=native",), ())
@@ -55,7 +56,19 @@ class PlainLayer:
 
 
 class LayerStack:
-    """Plain layers as one native call takes them; their tensors must stay where they are (`lies_at`)."""
+    """Plain layers as one native call takes them; where their tensors have moved (`moved`) it must be made anew."""
+
+    @classmethod
+    def of(cls, layers: Sequence[PlainLayer], heads: tuple[int, int, int]) -> LayerStack | None:
+        """The stack, or None for layers that only the ops one by one can run: of several dtypes, or not contiguous."""
+        matrices = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in layers]
+        dtypes = {matrix.dtype for four in matrices for matrix in four}
+        norms = [norm for layer in layers for norm in (layer.norm_in, layer.norm_mid)]
+        if len(dtypes) > 1 or heads[2] % 8 or any(norm.dtype != torch.float32 for norm in norms):
+            return None
+        if not all(part.is_contiguous() for part in (*norms, *(matrix for four in matrices for matrix in four))):
+            return None
+        return cls(layers, heads)
 
     def __init__(self, layers: Sequence[PlainLayer], heads: tuple[int, int, int]) -> None:
         num_heads, num_kv, width = heads
@@ -78,16 +91,20 @@ class LayerStack:
             raise ValueError(f"the native layers take bf16 or fp32 and heads by 8, got {first.qkv.dtype} and {heads}")
         self.heads, self.hidden, self.inner, self.count = heads, hidden, inner, len(layers)
         self.half = first.qkv.dtype == torch.bfloat16
-        self.lies_at = addresses(layers)
+        self._tensors = fields(layers)
+        self._lies_at = [tensor.data_ptr() for tensor in self._tensors]
         self.structs = (_Layer * len(layers))(
             *(_Layer(*(getattr(layer, name).data_ptr() for name, _ in _Layer._fields_)) for layer in layers)
         )
-        self._held = tuple(layers)
+
+    def moved(self, tensors: Sequence[Tensor] | None = None) -> bool:
+        """Whether the stack's tensors lie elsewhere by now, or these, which stand for them in the order of fields."""
+        return [tensor.data_ptr() for tensor in tensors or self._tensors] != self._lies_at
 
 
-def addresses(layers: Sequence[PlainLayer]) -> tuple[int, ...]:
-    """Where the layers' tensors lie; another answer than a stack's own says that the stack is out of date."""
-    return tuple(getattr(layer, name).data_ptr() for layer in layers for name, _ in _Layer._fields_)
+def fields(layers: Sequence[PlainLayer]) -> list[Tensor]:
+    """The layers' tensors, in the order in which a stack compares them."""
+    return [getattr(layer, name) for layer in layers for name, _ in _Layer._fields_]
 
 
 class NativeRows:
@@ -269,6 +286,7 @@ class NativeRows:
         joined_L2R, capacity_R = self._check_pass(stack, x_ND, angles, caches, markers)
         taps_T = np.array(taps, dtype=np.int64)
         room = stack.hidden + (2 * num_heads + 2 * num_kv) * width + 3 * stack.inner
+        space = self._layer_space(rows * room)
         bad = self._layers(
             ctypes.addressof(stack.structs), stack.count, stack.half, x_ND.data_ptr(), angles[0].data_ptr(),
             angles[1].data_ptr(), markers.place_N.data_ptr(), markers.first_N.data_ptr(), markers.prefix_N.data_ptr(),
@@ -276,7 +294,7 @@ class NativeRows:
             len(capacity_R), rows, stack.hidden, stack.inner, num_heads, num_kv, width, markers.span, scale, eps,
             self._space("work", self._scores_alive() * markers.span).data_ptr(),
             self._rounded(rows, max(stack.hidden, num_heads * width, stack.inner)) if stack.half else None,
-            self._space("layers", rows * room).data_ptr(), taps_T.ctypes.data, len(taps),
+            space.data_ptr(), taps_T.ctypes.data, len(taps),
             None if tapped_NF is None else tapped_NF.data_ptr(),
         )  # fmt: skip
         if bad >= 0:
@@ -296,12 +314,13 @@ class NativeRows:
         """Keys and values of `context_ND` into every layer's caches, as the product and `rope_store` would put them."""
         rows, (num_heads, num_kv, width) = context_ND.shape[0], stack.heads
         joined_L2R, capacity_R = self._check_pass(stack, context_ND, angles, caches, markers)
+        space = self._layer_space(rows * 2 * num_kv * width)
         bad = self._context(
             ctypes.addressof(stack.structs), stack.count, stack.half, context_ND.data_ptr(), angles[0].data_ptr(),
             angles[1].data_ptr(), markers.place_N.data_ptr(), markers.owner_N.data_ptr(), joined_L2R.ctypes.data,
             capacity_R.ctypes.data, len(capacity_R), rows, stack.hidden, num_heads, num_kv, width,
             self._rounded(rows, stack.hidden) if stack.half else None,
-            self._space("layers", rows * 2 * num_kv * width).data_ptr(),
+            space.data_ptr(),
         )  # fmt: skip
         if bad >= 0:
             raise ValueError(
@@ -389,6 +408,10 @@ class NativeRows:
         if qkv.shape[0] != markers.owner_N.shape[0]:
             raise ValueError(f"{qkv.shape[0]} rows but markers for {markers.owner_N.shape[0]}")
         _need_contiguous(qkv)
+
+    def _layer_space(self, size: int) -> Tensor:
+        """Work space of a pass over all layers, to be held until the call returns: nobody else keeps a large one."""
+        return torch.empty(size) if size > MOST_KEPT else self._space("layers", size)
 
     def _space(self, name: str, size: int) -> Tensor:
         held = getattr(self._spaces, name, None)

@@ -232,13 +232,13 @@ class LeanDecoder:
             stack = None
             if plain:
                 shape = spec.attention[next(iter(kinds))]
-                stack = LayerStack(
+                stack = LayerStack.of(
                     [PlainLayer(w.norm_in, w.norm_mid, w.qkv, w.out, w.gate_up, w.down) for w in weights.layers],
                     (shape.num_heads, shape.num_kv_heads, shape.head_dim),
                 )
             self._stacked = weights, self.ops, stack
         held, ops, stack = self._stacked
-        if held is not weights or ops is not self.ops:
+        if held is not weights or ops is not self.ops or (stack is not None and stack.moved()):
             self._stacked = None
             return self._stack()
         return stack

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -166,6 +168,21 @@ def test_parts_that_do_not_fit_are_named():
         LayerStack(mixed, HEADS)
 
 
+@DTYPES
+def test_a_large_pass_keeps_no_work_space(dtype, monkeypatch):
+    """A long prompt's work space would stay with its thread for ever."""
+    monkeypatch.setattr("dspec_lab.kernels.native_rows.MOST_KEPT", 8000)
+    ops, stack, caches = copy.copy(row_ops("native")), LayerStack(plain_layers(dtype), HEADS), [Cache.of(64, seed=0)]
+    ops._spaces, found = threading.local(), []
+    for rows in (8, 40):
+        markers = markers_of([0] * rows, list(range(rows)))
+        x_ND = normal(40, HIDDEN, seed=1)[:rows].clone()
+        ops.layer_rows(stack, x_ND, (torch.ones(rows, 12), torch.zeros(rows, 12)), caches, markers, 0.2, 1e-5)
+        found.append(x_ND[:8])
+        assert ops._spaces.layers.numel() <= 8000
+    assert torch.equal(*found)
+
+
 # the decoder and the block drafter
 
 
@@ -211,6 +228,50 @@ def test_layers_that_are_not_plain_run_op_by_op():
         assert LeanDecoder(*other, name="other")._stack() is None
     assert LeanDecoder(weights, spec, name="torch", impl="torch")._stack() is None
     assert LeanDecoder(weights, spec, name="same")._stack() is not None
+
+
+def test_a_decoder_whose_weights_move_is_read_where_they_are():
+    decoder = tiny(torch.float32)
+    session = decoder.session(capacity=8)
+    session.extend([1, 2], logit_rows=1)
+    first, weight = decoder._stack(), decoder.weights.layers[1].down
+    assert decoder._stack() is first
+    # other numbers in other memory, behind the same tensor
+    weight.data = weight.data * 2
+    plain = LeanDecoder(decoder.weights, decoder.spec, name="torch", impl="torch")
+    rows = [each.session(capacity=8).extend([1, 2, 3], logit_rows=1).logits_JV for each in (decoder, plain)]
+    assert decoder._stack() is not first
+    assert torch.allclose(*rows, atol=1e-4)
+
+
+def test_weights_of_several_dtypes_or_in_pieces_run_op_by_op():
+    decoder = tiny(torch.float32)
+    first, *others = decoder.weights.layers
+    mixed = replace(first, qkv=first.qkv.bfloat16(), out=first.out.bfloat16())
+    other = LeanDecoder(replace(decoder.weights, layers=(mixed, *others)), decoder.spec, name="mixed")
+    assert other._stack() is None
+    assert torch.isfinite(other.session(capacity=8).extend([1, 2, 3], logit_rows=1).logits_JV).all()
+    layers = plain_layers(torch.float32)
+    assert LayerStack.of(layers, HEADS) is not None
+    for name, part in (("down", layers[0].down.T.contiguous().T), ("out", layers[0].out.bfloat16())):
+        swapped = PlainLayer(**{**{n: getattr(layers[0], n) for n in PlainLayer.__slots__}, name: part})
+        assert LayerStack.of([swapped, *layers[1:]], HEADS) is None
+
+
+def test_drafters_of_several_dtypes_draft_as_before():
+    model, counts, anchors = walked_model(torch.float32), [2, 2], [4, 40]
+    base_NW = normal(sum(counts), model.draft_vocab_size, seed=5)
+    with torch.inference_mode():
+        assert block_rows.greedy_walk(model, base_NW.clone(), anchors, counts) is not None
+        head = model.markov_head
+        head.markov_w2.weight.data = head.markov_w2.weight.data.bfloat16()
+        assert block_rows.greedy_walk(model, base_NW.clone(), anchors, counts) is None
+        head.markov_w2.weight.data = head.markov_w2.weight.data.float().T.contiguous().T
+        assert block_rows.greedy_walk(model, base_NW.clone(), anchors, counts) is None
+        for name in ("qkv_proj", "o_proj"):
+            part = getattr(model.layers[0].self_attn, name)
+            part.weight.data = part.weight.data.bfloat16()
+        assert block_rows._stack(model, 4) is None
 
 
 def walked_model(dtype: torch.dtype, *, rank: int = 5, kept: int | None = 23) -> BlockDraftModel:
@@ -297,5 +358,5 @@ def test_a_drafter_whose_weights_move_is_read_where_they_are():
     assert block_rows._stack(model, 4).half
     model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
     moved = block_rows._stack(model, 4)
-    assert moved.lies_at[0] == model.layers[0].input_layernorm.weight.data_ptr() != first.lies_at[0]
+    assert moved._lies_at[0] == model.layers[0].input_layernorm.weight.data_ptr() != first._lies_at[0]
     assert type(model.markov_head) is SequentialHead
