@@ -32,20 +32,31 @@ def fresh_prompts(
     target: LeanDecoder,
     tokenizer: Any,
     without: Sequence[Path | str] = (),
+    *,
+    longest: int | None = None,
 ) -> dict[str, tuple[str, list[int]]]:
-    """(domain, token ids) by id of at most `count` prompts of each source; none whose ids are a prompt of `without`."""
+    """(domain, token ids) by id of at most `count` prompts of each source; none whose ids are a prompt of `without`.
+
+    None has more than `longest` tokens.
+    """
     from dspec_lab.training.prompts.sources import gather
     from dspec_lab.training.responses import read_responses
     from dspec_lab.verifier.decode import encode_chat
 
     known = {tuple(response.prompt_ids.tolist()) for path in without for response in read_responses(path)}
     found: dict[str, tuple[str, list[int]]] = {}
+    too_long = 0  # one prompt that does not fit would end the whole run
     for index, prompt in enumerate(gather(sources, count, seed, target, tokenizer)):
         ids = encode_chat(tokenizer, prompt.turns)
-        if tuple(ids) not in known:
+        if longest is not None and len(ids) > longest:
+            too_long += 1
+        elif tuple(ids) not in known:
             found[f"{prompt.source}/{seed}/{index:04d}"] = prompt.domain, ids
     if not found:
-        raise ValueError(f"every prompt of {', '.join(sources)} with seed {seed} is among the responses left out")
+        more = f", or one of {too_long} with more than {longest} tokens" if too_long else ""
+        raise ValueError(f"every prompt of {', '.join(sources)} with seed {seed} is among the responses left out{more}")
+    if too_long:
+        print(f"{too_long} prompts of more than {longest} tokens are left out", file=sys.stderr)
     return found
 
 
@@ -128,7 +139,10 @@ def _record(args: argparse.Namespace) -> int:
         raise ValueError(f"only lean decoders run many requests a pass; {target.name} is another kind")
     tokenizer = load_tokenizer(args.target)
     ((_, drafter),) = build_drafters([args.drafter], target).items()
-    prompts = fresh_prompts(args.source, args.count, args.seed, target, tokenizer, args.without)
+    longest = target.max_context - args.max_new_tokens
+    if longest < 1:
+        raise ValueError(f"max-new-tokens {args.max_new_tokens} leave no room in a context of {target.max_context}")
+    prompts = fresh_prompts(args.source, args.count, args.seed, target, tokenizer, args.without, longest=longest)
     rows = [compact(row) for row in fresh_rows(target, drafter, prompts, config, batch=args.batch)]
     print(f"{len(rows)} rounds of {len(prompts)} prompts written to {write_trace(out, rows)}")
     return 0

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ParamSpec
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from dspec_lab.serving.summary import LoadSummary, RequestEnd, RoundTally, summa
 from dspec_lab.serving.workload import ClosedLoop, Load
 from dspec_lab.verifier.ragged import BatchRequest, BatchRound, RaggedBatch
 from dspec_lab.verifier.request import Request
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,31 +70,6 @@ class _Track:
     worst: int = 0
 
 
-def run_load(
-    target: LeanDecoder,
-    prompts: Sequence[Sequence[int]],
-    config: DecodeConfig,
-    load: Load,
-    *,
-    drafter: Drafter | None,
-    policy: Policy | None = None,
-    table: CostTable | None = None,
-    gate: bool = False,
-    calibrate: Callable[[np.ndarray], np.ndarray] | None = None,
-    total: int | None = None,
-) -> LoadRun:
-    """The run of `serve`, from its beginning to its end."""
-    steps = serve(
-        target, prompts, config, load, drafter=drafter, policy=policy, table=table, gate=gate, calibrate=calibrate,
-        total=total,
-    )  # fmt: skip
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
-
-
 def serve(
     target: LeanDecoder,
     prompts: Sequence[Sequence[int]],
@@ -128,6 +106,24 @@ def serve(
     if policy is not None:
         scheduler = BatchScheduler(policy, gamma=config.gamma, table=table, calibrate=calibrate, gate=gate)
     return _rounds(target, prompts, config, load, drafter, scheduler, gate, count)
+
+
+def _to_its_end(begin: Callable[P, Generator[float, None, LoadRun]]) -> Callable[P, LoadRun]:
+    """`begin` run without turns."""
+
+    def run(*args: P.args, **options: P.kwargs) -> LoadRun:
+        """The run of `serve`, from its beginning to its end: the same arguments, the same errors."""
+        steps = begin(*args, **options)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+
+    return run
+
+
+run_load = _to_its_end(serve)
 
 
 def _rounds(

@@ -64,6 +64,18 @@ def test_prompts_of_training_responses_are_left_out(default_model_dir: Path, tmp
         fresh_prompts(*args, without=[write_responses(file, everything, 49152)])
 
 
+@pytest.mark.model
+def test_prompts_that_do_not_fit_are_left_out_and_said(default_model_dir: Path, capsys):
+    args = (["chat"], 8, 5, TARGET, load_tokenizer(default_model_dir))
+    every = fresh_prompts(*args)
+    longest = sorted(len(ids) for _, ids in every.values())[3]
+    short = fresh_prompts(*args, longest=longest)
+    assert 4 <= len(short) < 8 and all(len(ids) <= longest for _, ids in short.values())
+    assert f"{8 - len(short)} prompts of more than {longest} tokens" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="8 with more than 1 tokens"):
+        fresh_prompts(*args, longest=1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
