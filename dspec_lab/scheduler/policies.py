@@ -34,7 +34,8 @@ class RoundView:
 
     survival_BG: Float[np.ndarray, "B G"]  # of this round's drafts
     lens_B: Integer[np.ndarray, " B"]  # drafts that each request has
-    past_BG: Float[np.ndarray, "B G"] | None = None  # the same two rounds ago; 1 where a request is newer than that
+    # the same two rounds ago, or what is to be expected by then (`history.recalled`); 1 or hopes where a request is newer
+    past_BG: Float[np.ndarray, "B G"] | None = None
     # drafts that were asked for, known before any was drawn (a drafter may stop short by what it has drawn); None: all
     asked_B: Integer[np.ndarray, " B"] | None = None
     draft_s: float = 0.0  # what drafting this round has taken
