@@ -105,10 +105,10 @@ def greedy_walk(
     ids_W = model.target_ids_W
     # the largest entry of a row without a finite one is looked for again, by what says which it is
     tables = None if head is None else (head.markov_w1.weight, head.markov_w2.weight)
-    if tables is not None and (
-        tables[0].dtype != tables[1].dtype or not all(table.is_contiguous() for table in tables)
-    ):
-        return None
+    if tables is not None:
+        dtypes = {table.dtype for table in tables}
+        if dtypes not in ({torch.bfloat16}, {torch.float32}) or not all(table.is_contiguous() for table in tables):
+            return None
     tokens, embedded_NR, bad = _native().greedy_walk(base_NW, counts, anchors, tables, ids_W)
     if bad is not None:
         greedy_ids(base_NW[bad : bad + 1], what="draft")

@@ -30,7 +30,7 @@ from dspec_lab.kernels.rows import LayerCache, RequestCache, RowMarkers, native_
 SOURCE = Path(__file__).with_name("rows.c")
 MANY_ROWS = 128  # products of 8 lanes serve up to this many rows and are batch-invariant up to here; wider ones always
 UNPACK_ROWS = 1536  # output columns of a larger product are unpacked to fp32 this many at a time
-MOST_KEPT = 2**22  # numbers that a thread's work space for all layers keeps; a larger one is made for its call
+MOST_KEPT = 2**23  # numbers of all layers' work space that a thread keeps (SmolLM2: 1248 rows); more is made for a call
 FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC")
 # tried in this order: Apple's clang knows no -fopenmp, and some ARM compilers know no -march=native
 EXTRA_FLAGS = (("-march=native", "-fopenmp"), ("-march=native",), ("-mcpu=native", "-fopenmp"), ("-mcpu=native",), ())
@@ -60,11 +60,16 @@ class LayerStack:
 
     @classmethod
     def of(cls, layers: Sequence[PlainLayer], heads: tuple[int, int, int]) -> LayerStack | None:
-        """The stack, or None for layers that only the ops one by one can run: of several dtypes, or not contiguous."""
+        """The stack, or None for layers that only the ops one by one can run.
+
+        Their matrices are of several dtypes, or neither bf16 nor fp32, or something is not contiguous.
+        """
         matrices = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in layers]
         dtypes = {matrix.dtype for four in matrices for matrix in four}
         norms = [norm for layer in layers for norm in (layer.norm_in, layer.norm_mid)]
-        if len(dtypes) > 1 or heads[2] % 8 or any(norm.dtype != torch.float32 for norm in norms):
+        if dtypes not in ({torch.bfloat16}, {torch.float32}) or heads[2] % 8:
+            return None
+        if any(norm.dtype != torch.float32 for norm in norms):
             return None
         if not all(part.is_contiguous() for part in (*norms, *(matrix for four in matrices for matrix in four))):
             return None

@@ -274,6 +274,26 @@ def test_drafters_of_several_dtypes_draft_as_before():
         assert block_rows._stack(model, 4) is None
 
 
+def test_drafters_in_a_dtype_that_no_native_call_takes_draft_as_before():
+    model, counts, anchors = walked_model(torch.float32), [2, 2], [4, 40]
+    base_NW, table_VD = normal(sum(counts), model.draft_vocab_size, seed=5), normal(41, 16, seed=6)
+    model.share(embedding=lambda: table_VD)
+    with torch.inference_mode():
+        whole_RGD = block_rows.block_rows(model, [model.new_cache(8) for _ in anchors], anchors)
+        head = model.markov_head
+        for table in (head.markov_w1, head.markov_w2):
+            table.weight.data = table.weight.data.half()
+        assert block_rows.greedy_walk(model, base_NW.clone(), anchors, counts) is None
+        for layer in model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            for part in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj):
+                part.weight.data = part.weight.data.half()
+        assert block_rows._stack(model, 4) is None
+        half_RGD = block_rows.block_rows(model, [model.new_cache(8) for _ in anchors], anchors)
+    # fp16 has 11 bits
+    torch.testing.assert_close(half_RGD, whole_RGD, atol=0.05, rtol=0.05)
+
+
 def walked_model(dtype: torch.dtype, *, rank: int = 5, kept: int | None = 23) -> BlockDraftModel:
     arch = BlockArchitecture(
         spec=model_spec(tiny_config(41, 2)), target_hidden_size=16, num_target_layers=3, target_layer_ids=(0, 1),
