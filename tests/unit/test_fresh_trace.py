@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from dspec_lab.bench.fresh_trace import compact, fresh_prompts, fresh_rows, main
 from dspec_lab.calibration.records import read_rounds
@@ -74,6 +76,24 @@ def test_prompts_that_do_not_fit_are_left_out_and_said(default_model_dir: Path, 
     assert f"{8 - len(short)} prompts of more than {longest} tokens" in capsys.readouterr().err
     with pytest.raises(ValueError, match="8 with more than 1 tokens"):
         fresh_prompts(*args, longest=1)
+
+
+def test_the_command_ends_its_run_without_the_prompts_that_do_not_fit(tmp_path: Path, monkeypatch, capsys):
+    asked = [SimpleNamespace(source="chat", domain="chat", turns=ids) for ids in ([1, 2], [3, 1, 4, 1], [5])]
+    monkeypatch.setattr("dspec_lab.models.load.load_target", lambda *args: TARGET)
+    monkeypatch.setattr("dspec_lab.models.load.load_tokenizer", lambda name: None)
+    monkeypatch.setattr("dspec_lab.evaluation.drafters.build_drafters", lambda names, target: {"dspark": DSPARK})
+    monkeypatch.setattr("dspec_lab.training.prompts.sources.gather", lambda *args: asked)
+    monkeypatch.setattr("dspec_lab.verifier.decode.encode_chat", lambda tokenizer, turns: turns)
+    out, new = tmp_path / "t.parquet", TARGET.max_context - 3
+    command = [str(out), "--gamma", "3", "--threads", str(torch.get_num_threads()), "--max-new-tokens"]
+    assert main([*command, str(new)]) == 0
+    told = capsys.readouterr()
+    assert "1 prompts of more than 3 tokens are left out" in told.err and "rounds of 2 prompts" in told.out
+    assert len(read_rounds([out])) > 0
+    with pytest.raises(SystemExit):
+        main([*command, str(TARGET.max_context)])
+    assert "leave no room" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
