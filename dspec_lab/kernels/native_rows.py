@@ -56,7 +56,7 @@ class PlainLayer:
 
 
 class LayerStack:
-    """Plain layers as one native call takes them; where their tensors have moved (`moved`) it must be made anew."""
+    """Plain layers as one native call takes them. It reads where they lay; `moved` says that it should be made anew."""
 
     @classmethod
     def of(cls, layers: Sequence[PlainLayer], heads: tuple[int, int, int]) -> LayerStack | None:
@@ -98,6 +98,8 @@ class LayerStack:
         self.half = first.qkv.dtype == torch.bfloat16
         self._tensors = fields(layers)
         self._lies_at = [tensor.data_ptr() for tensor in self._tensors]
+        # what a call reads stays alive though a tensor be given other memory
+        self._alive = [tensor.detach() for tensor in self._tensors]
         self.structs = (_Layer * len(layers))(
             *(_Layer(*(getattr(layer, name).data_ptr() for name, _ in _Layer._fields_)) for layer in layers)
         )

@@ -147,6 +147,10 @@ class LeanDecoder:
         """A fresh cache for one request of at most `capacity` tokens."""
         if capacity > self.max_context:
             raise ValueError(f"{capacity} tokens do not fit {self.name}, which takes {self.max_context}")
+        if self._stacked is not None and self._stacked[2] is not None and self._stacked[2].moved():
+            # asked here, not in each pass, which has thrown the addresses out of the caches; a request under way goes on
+            # with the weights it began with
+            self._stacked = None
         return DecoderSession(self, SequenceCache(self.spec, capacity, self.device), taps or Taps())
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -238,7 +242,7 @@ class LeanDecoder:
                 )
             self._stacked = weights, self.ops, stack
         held, ops, stack = self._stacked
-        if held is not weights or ops is not self.ops or (stack is not None and stack.moved()):
+        if held is not weights or ops is not self.ops:
             self._stacked = None
             return self._stack()
         return stack

@@ -34,7 +34,7 @@ class RoundView:
 
     survival_BG: Float[np.ndarray, "B G"]  # of this round's drafts
     lens_B: Integer[np.ndarray, " B"]  # drafts that each request has
-    # the same two rounds ago, or what is to be expected by then (`history.recalled`); 1 or hopes where a request is newer
+    # the same two rounds ago, or as recalled since (`history.recalled`); where a request is newer, 1 or what is hoped
     past_BG: Float[np.ndarray, "B G"] | None = None
     # drafts that were asked for, known before any was drawn (a drafter may stop short by what it has drawn); None: all
     asked_B: Integer[np.ndarray, " B"] | None = None

@@ -236,8 +236,13 @@ def test_a_decoder_whose_weights_move_is_read_where_they_are():
     session.extend([1, 2], logit_rows=1)
     first, weight = decoder._stack(), decoder.weights.layers[1].down
     assert decoder._stack() is first
-    # other numbers in other memory, behind the same tensor
+    # other numbers in other memory, behind the same tensor: a request under way goes on with the old ones
+    other = decoder.session(capacity=8)
+    other.extend([1, 2], logit_rows=1)
+    before = session.extend([3], logit_rows=1).logits_JV
     weight.data = weight.data * 2
+    spoilt = torch.full((1 << 16,), float("nan"))  # what lay there might be given away
+    assert torch.equal(other.extend([3], logit_rows=1).logits_JV, before) and spoilt.isnan().all()
     plain = LeanDecoder(decoder.weights, decoder.spec, name="torch", impl="torch")
     rows = [each.session(capacity=8).extend([1, 2, 3], logit_rows=1).logits_JV for each in (decoder, plain)]
     assert decoder._stack() is not first
