@@ -148,8 +148,7 @@ class LeanDecoder:
         if capacity > self.max_context:
             raise ValueError(f"{capacity} tokens do not fit {self.name}, which takes {self.max_context}")
         if self._stacked is not None and self._stacked[2] is not None and self._stacked[2].moved():
-            # asked here, not in each pass, which has thrown the addresses out of the caches; a request under way goes on
-            # with the weights it began with
+            # asked here and not before each pass: the pass before has thrown what is asked about out of the caches
             self._stacked = None
         return DecoderSession(self, SequenceCache(self.spec, capacity, self.device), taps or Taps())
 
