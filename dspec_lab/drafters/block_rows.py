@@ -18,7 +18,8 @@ from dspec_lab.core.sampling import greedy_ids
 from dspec_lab.drafters.cache import RowCache
 from dspec_lab.drafters.heads import SequentialHead
 from dspec_lab.drafters.layers import DraftLayer, linear
-from dspec_lab.kernels.native_rows import LayerStack, NativeRows, PlainLayer, fields
+from dspec_lab.kernels.layer_stack import LayerStack, PlainLayer, fields
+from dspec_lab.kernels.native_rows import NativeRows
 from dspec_lab.kernels.rows import BLOCK, LayerCache, RowMarkers, joined_layers, row_ops
 from dspec_lab.models.family import FULL
 

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspec_lab.kernels.native_rows import LayerStack, NativeRows, PlainLayer
+from dspec_lab.kernels.layer_stack import LayerStack, PlainLayer
+from dspec_lab.kernels.native_rows import NativeRows
 from dspec_lab.kernels.rows import (
     BLOCK,
     Impl,

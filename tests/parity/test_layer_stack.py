@@ -16,7 +16,7 @@ from dspec_lab.drafters import block_rows
 from dspec_lab.drafters.architecture import BlockArchitecture
 from dspec_lab.drafters.backbone import BlockDraftModel
 from dspec_lab.drafters.heads import SequentialHead
-from dspec_lab.kernels.native_rows import LayerStack, PlainLayer
+from dspec_lab.kernels.layer_stack import LayerStack, PlainLayer
 from dspec_lab.kernels.rows import BLOCK, LayerCache, RowMarkers, joined_layers, native_pointers, native_status, row_ops
 from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.models.family import model_spec

@@ -237,6 +237,17 @@ def scheduled(rounds: int, *, policy=None, gate: bool = False) -> tuple[BatchSch
     return scheduler, batch
 
 
+def break_a_pass(batch: RaggedBatch, monkeypatch) -> None:
+    """A round that is begun and never settled."""
+
+    def broken(sessions, feeds):
+        raise RuntimeError("the pass broke")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the pass broke"):
+        patch.setattr(ragged, "extend_ragged", broken)
+        batch.step()
+
+
 @pytest.mark.parametrize("gate", [False, True])
 def test_what_rounds_taught_is_taken_in_every_few_rounds_and_none_is_left_out(gate, monkeypatch):
     taught = list[tuple[list[int], list[int]]]()
@@ -307,15 +318,7 @@ def test_a_probe_of_a_batch_at_rest_is_learned_from_in_the_next_round(monkeypatc
 def test_a_round_that_was_never_settled_is_forgotten_where_the_next_drafts_nothing(monkeypatch):
     monkeypatch.setattr(ProbePurse, "add", lambda self, wanted_B, skipped_B, may_B, table: wanted_B)
     scheduler, batch = scheduled(2, policy=FullBlock(), gate=True)
-    real = ragged.extend_ragged
-
-    def broken(sessions, feeds):
-        raise RuntimeError("the pass broke")
-
-    monkeypatch.setattr(ragged, "extend_ragged", broken)
-    with pytest.raises(RuntimeError, match="the pass broke"):
-        batch.step()
-    monkeypatch.setattr(ragged, "extend_ragged", real)
+    break_a_pass(batch, monkeypatch)
     memories = [scheduler._memory[request] for request in batch._active.values()]
     assert all(memory.pending[-1].index == len(memory.rounds) for memory in memories)
     scheduler._look.lengths = [0, 0]
@@ -327,15 +330,7 @@ def test_a_round_that_was_never_settled_is_forgotten_where_the_next_drafts_nothi
 def test_a_round_that_was_never_settled_teaches_nothing(monkeypatch):
     scheduler, batch = scheduled(2)
     requests = list(batch._active.values())
-    real = ragged.extend_ragged
-
-    def broken(sessions, feeds):
-        raise RuntimeError("the pass broke")
-
-    monkeypatch.setattr(ragged, "extend_ragged", broken)
-    with pytest.raises(RuntimeError, match="the pass broke"):
-        batch.step()
-    monkeypatch.setattr(ragged, "extend_ragged", real)
+    break_a_pass(batch, monkeypatch)
     for _ in range(HOLD):
         batch.step()
     for request in requests:
