@@ -4,7 +4,7 @@
 
 A dozen texts are few: which fixed length is best for them is known only afterwards, and a gate learns while they run.
 So sets of texts are drawn out of a `serve-bench` record, which holds a drafter's acceptance at every token, and served
-on each cost table. The constants of `scheduler.gating` and `scheduler.history` were chosen so, on other texts.
+on each cost table. Sets overlap, so they show what the choice of texts does, not how sure the means are.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def text_sets(measured: MeasuredAcceptance, count: int, per_domain: int, seed: i
 def throughput(
     texts: MeasuredAcceptance, table: CostTable, requests: int, policy: Policy | None, *, gate: bool = False
 ) -> float:
-    """Simulated tokens per second of a closed loop that serves the texts in turn, each at least once."""
+    """Simulated tokens per second of a closed loop over the texts in turn, in rounds in which all places are taken."""
     longest = max(len(text.accepted) for text in texts.texts)
     return simulate(
         SimConfig(
@@ -100,11 +100,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.sets < 1:
             raise ValueError(f"sets must be at least 1, got {args.sets}")
         measured = parse_measured(read_json(args.record).get("acceptance") or {})
-        tables = {Path(path).name: load_table(path) for path in args.tables}
-        sets = text_sets(measured, args.sets, args.per_domain, args.seed)
+        tables = dict[str, CostTable]()
+        for path in map(Path, args.tables):
+            if path.name in tables:
+                raise ValueError(f"two cost tables are called {path.name}: {', '.join(args.tables)}")
+            tables[path.name] = table = load_table(path)
+            needed = max(REQUESTS) * (1 + measured.gamma)
+            if table.last_row < needed or table.flat:
+                raise ValueError(f"{path} must tell {needed} rows from one, and ends at {table.last_row}")
+        rows = gate_rows(text_sets(measured, args.sets, args.per_domain, args.seed), tables)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    rows = gate_rows(sets, tables)
     for row in rows:
         means = ", ".join(
             f"{key} {row[key][0]:.3f} ({row[key][1]:.3f}-{row[key][2]:.3f})" for key in ("of_fixed", "of_any")

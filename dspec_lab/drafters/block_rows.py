@@ -171,6 +171,7 @@ def _stack(model: BlockDraftModel, rows: int) -> LayerStack | None:
     held = _STACKS.get(model)
     if held is None or held.moved(fields(plain)):
         shape = model.spec.attention[FULL]
+        _STACKS.pop(model, None)  # it keeps alive what it reads
         held = LayerStack.of(plain, (shape.num_heads, shape.num_kv_heads, shape.head_dim))
         if held is not None:
             _STACKS[model] = held

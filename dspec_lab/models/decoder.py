@@ -145,7 +145,10 @@ class LeanDecoder:
         return self.weights.head
 
     def session(self, *, capacity: int, taps: Taps | None = None) -> DecoderSession:
-        """A fresh cache for one request of at most `capacity` tokens."""
+        """A fresh cache for one request of at most `capacity` tokens.
+
+        Weights may be given other memory between requests, but not while one is under way.
+        """
         if capacity > self.max_context:
             raise ValueError(f"{capacity} tokens do not fit {self.name}, which takes {self.max_context}")
         if self._stacked is not None and self._stacked[2] is not None and self._stacked[2].moved():

@@ -17,7 +17,7 @@ import numpy as np
 from dspec_lab.core.types import Proposal, RoundRecord
 from dspec_lab.scheduler.bellman import ConfidenceChain, solve
 from dspec_lab.scheduler.cost_table import CostTable
-from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
+from dspec_lab.scheduler.gating import ProbePurse, asked_lengths
 from dspec_lab.scheduler.history import HOLD, AcceptanceHistory, Standing, recalled
 from dspec_lab.scheduler.policies import (
     Delayed,
@@ -27,7 +27,6 @@ from dspec_lab.scheduler.policies import (
     Policy,
     RoundView,
     StaticThreshold,
-    spared_share,
 )
 from dspec_lab.verifier.request import Request
 
@@ -115,6 +114,7 @@ class BatchScheduler:
         self._resting: list[ReferenceType[Request]] = []
         self._rested = 0
         self._look: _Look | None = None
+        self._told = True  # whether the last drafts came with confidences
         self._gated = False  # whether the gate has looked in this round, so that the decision need not
         self._numbers = itertools.count()
         self._memory: WeakKeyDictionary[Request, _Memory] = WeakKeyDictionary()
@@ -155,9 +155,8 @@ class BatchScheduler:
         """The choice of draft lengths, made anew where something was learned or the requests are others."""
         who = tuple(memory.number for memory in look.memories)
         if self._chosen is None or self._chosen[0] != who:
-            spared = spared_share(self.policy, len(who))
-            lengths_B = draft_lengths(
-                look.hoped_BG, self.table, context_tokens=look.context_tokens, spared=spared  # type: ignore[arg-type]
+            lengths_B = asked_lengths(
+                self.policy, look.hoped_BG, self.table, context_tokens=look.context_tokens, told=self._told  # type: ignore[arg-type]
             )  # fmt: skip
             self._chosen = who, lengths_B.tolist()
         return self._chosen[1]
@@ -181,7 +180,9 @@ class BatchScheduler:
         self._gated = False
         for memory in look.memories:
             if memory.pending and memory.pending[-1].index == len(memory.rounds):
-                memory.pending.pop()  # that round was begun and never settled
+                # that round was begun and never settled
+                memory.pending.pop()
+                memory.past.pop()
         if not any(lens):
             for memory in look.memories:
                 memory.past.clear()
@@ -207,13 +208,15 @@ class BatchScheduler:
             else:
                 # what it told before is old by the time it drafts again
                 memory.past.clear()
-        drafting = sum(length > 0 for length in lens)
+        self._told = "confidence" in sources
+        # what was asked for and not what came: a drafter may stop short by what it has drawn
+        asked = [min(request.gamma, self._room(request)) for request in requests]
         view = RoundView(
             survival_BG=np.array(survival_BG),
             lens_B=np.array(lens, dtype=np.int64),
             past_BG=recalled(np.array(past_BG), look.hoped_BG),
-            asked_B=np.array([min(request.gamma, self._room(request)) for request in requests], dtype=np.int64),
-            draft_s=self.table.draft.seconds(drafting, sum(lens)) if self.table else 0.0,
+            asked_B=np.array(asked, dtype=np.int64),
+            draft_s=self.table.draft.seconds(sum(length > 0 for length in asked), sum(asked)) if self.table else 0.0,
             context_tokens=look.context_tokens,
         )
         lengths = self.policy.lengths(view).tolist()

@@ -11,6 +11,7 @@ from jaxtyping import Float, Integer
 
 from dspec_lab.scheduler.admission import best_budget, falling, present, rates, top_k_lengths
 from dspec_lab.scheduler.cost_table import CostTable
+from dspec_lab.scheduler.policies import Policy, RoundView, spared_share
 
 # Share of the expected gain that counts. The requests that look best are on average not as good as they look, and a
 # cost table drifts with the machine: near break-even a wrong draft costs more than a missed one.
@@ -43,6 +44,40 @@ def draft_lengths(
     return _for_many(predicted_BG, table, context_tokens, spared)
 
 
+def asked_lengths(
+    policy: Policy,
+    hoped_BG: Float[np.ndarray, "B G"],
+    table: CostTable,
+    *,
+    context_tokens: float | None = None,
+    told: bool = True,
+) -> Integer[np.ndarray, " B"]:
+    """`draft_lengths` for what `policy` will make of the drafts.
+
+    `hoped_BG` is the survival that is expected, `told` whether the drafter tells confidences. Early stopping halts at a
+    step of the cost that no single draft pays for, and drafting behind it is lost time: where the policy would not even
+    verify as many as are expected to be kept, only those it would verify are asked for, or none.
+    """
+    requests = len(hoped_BG)
+    spared = spared_share(policy, requests) if told else 0.0
+    lengths_B = draft_lengths(hoped_BG, table, context_tokens=context_tokens, spared=spared)
+    if not lengths_B.any() or not policy.uses_table:
+        return lengths_B
+    draft_s = table.draft.seconds(int(np.count_nonzero(lengths_B)), int(lengths_B.sum()))
+    view = RoundView(
+        survival_BG=hoped_BG, lens_B=lengths_B, past_BG=hoped_BG, asked_B=lengths_B, draft_s=draft_s,
+        context_tokens=context_tokens,
+    )  # fmt: skip
+    verified_B, places_G = policy.lengths(view), np.arange(hoped_BG.shape[1])
+    if verified_B.sum() >= np.where(places_G < lengths_B[:, None], hoped_BG, 0.0).sum():
+        return lengths_B
+    gained = requests + CAUTION * float(np.where(places_G < verified_B[:, None], hoped_BG, 0.0).sum())
+    draft_s = table.draft.seconds(int(np.count_nonzero(verified_B)), int(verified_B.sum()))
+    round_s_N = table.round_s_N(requests, int(verified_B.sum()), context_tokens=context_tokens)
+    pays = gained / (float(round_s_N[-1]) + draft_s) > requests / float(round_s_N[0])
+    return verified_B if pays else np.zeros(requests, dtype=np.int64)
+
+
 def _expected_s(round_s_N: np.ndarray, chance_X: np.ndarray, count_X: np.ndarray, spared: float) -> np.ndarray:
     """Seconds of rounds that hold `count_X` drafts whose chances add up to `chance_X`, as many verified as expected."""
     if not spared:
@@ -53,7 +88,7 @@ def _expected_s(round_s_N: np.ndarray, chance_X: np.ndarray, count_X: np.ndarray
     with np.errstate(invalid="ignore"):
         between_X = low_s_X + (verified_X - low_X) * (high_s_X - low_s_X)
     # beyond the table's end nothing is known
-    return np.where(np.isfinite(round_s_N[count_X]), between_X, np.inf)
+    return np.where(verified_X == low_X, low_s_X, np.where(np.isfinite(round_s_N[count_X]), between_X, np.inf))
 
 
 def _for_one(

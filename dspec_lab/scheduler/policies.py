@@ -231,8 +231,8 @@ def useful_drafts(policy: Policy | None, gamma: int) -> int:
     return gamma
 
 
-# of the drafts that would be rejected EarlyStop leaves 0.3 and 0.6 unverified in simulations of one request on the cost
-# tables of two CPUs, with confidences by entropy maps
+# of the drafts that would be rejected, those that EarlyStop leaves unverified: a round number between what simulations
+# of one request show on the cost tables of two CPUs
 SPARED = 0.5
 
 

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 
 from dspec_lab.scheduler.cost_table import CostTable
-from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
+from dspec_lab.scheduler.gating import ProbePurse, asked_lengths
 from dspec_lab.scheduler.history import HOLD, AcceptanceHistory, Standing, recalled
-from dspec_lab.scheduler.policies import Policy, RoundView, spared_share, useful_drafts
+from dspec_lab.scheduler.policies import Policy, RoundView, useful_drafts
 from dspec_lab.serving.acceptance import Acceptance
 from dspec_lab.serving.summary import LoadSummary, RequestEnd, RoundTally, summarise
 from dspec_lab.serving.workload import ClosedLoop, Load
@@ -269,9 +269,8 @@ def _drafted(
     if not config.gate or learned is None or look is None:
         return room_B
     if look.wanted_B is None:
-        survival_BG = np.cumprod(look.expected_BG, axis=1)
-        spared = spared_share(config.policy, len(at_B))
-        look.wanted_B = draft_lengths(survival_BG, config.table, context_tokens=config.context_tokens, spared=spared)
+        hoped_BG = np.cumprod(look.expected_BG, axis=1)
+        look.wanted_B = asked_lengths(config.policy, hoped_BG, config.table, context_tokens=config.context_tokens)
     wanted_B = np.minimum(look.wanted_B, room_B)
     lens_B = learned.purse.add(wanted_B, p.skipped[at_B], room_B, config.table)
     if (lens_B != wanted_B).any():

@@ -170,7 +170,7 @@ def test_parts_that_do_not_fit_are_named():
 
 @DTYPES
 def test_a_large_pass_keeps_no_work_space(dtype, monkeypatch):
-    """A long prompt's work space would stay with its thread for ever."""
+    """The work space of a pass over many rows would stay with its thread for ever."""
     monkeypatch.setattr("dspec_lab.kernels.native_rows.MOST_KEPT", 8000)
     ops, stack, caches = copy.copy(row_ops("native")), LayerStack(plain_layers(dtype), HEADS), [Cache.of(64, seed=0)]
     ops._spaces, found = threading.local(), []
@@ -236,7 +236,7 @@ def test_a_decoder_whose_weights_move_is_read_where_they_are():
     session.extend([1, 2], logit_rows=1)
     first, weight = decoder._stack(), decoder.weights.layers[1].down
     assert decoder._stack() is first
-    # other numbers in other memory, behind the same tensor: a request under way goes on with the old ones
+    # other numbers in other memory, behind the same tensor: until a request begins the old ones are read, and are there
     other = decoder.session(capacity=8)
     other.extend([1, 2], logit_rows=1)
     before = session.extend([3], logit_rows=1).logits_JV

@@ -167,13 +167,13 @@ def joint_deviation(policy, *, gate: bool) -> tuple[float, set[tuple[int, ...]]]
 
 
 @pytest.mark.parametrize(
-    ("policy", "gate"),
-    [(EarlyStop(SHARED), False), (EarlyStop(SHARED), True), (Delayed(SHARED), True)],
+    ("policy", "gate", "hoped"),
+    [(EarlyStop(SHARED), False, 0.7), (EarlyStop(SHARED), True, 0.9), (Delayed(SHARED), True, 0.7)],
     ids=["early-stop", "early-stop, gated", "delayed, gated"],
 )
-def test_two_requests_that_share_a_budget_keep_the_product_of_their_laws(policy, gate, monkeypatch):
+def test_two_requests_that_share_a_budget_keep_the_product_of_their_laws(policy, gate, hoped, monkeypatch):
     # so much is expected of the drafter that the gate lets it draft, at first
-    monkeypatch.setattr("dspec_lab.scheduler.history.PRIOR", 0.7)
+    monkeypatch.setattr("dspec_lab.scheduler.history.PRIOR", hoped)
     gap, met = joint_deviation(policy, gate=gate)
     assert gap < 1e-12 and len(met) > 2, met
 
@@ -181,3 +181,53 @@ def test_two_requests_that_share_a_budget_keep_the_product_of_their_laws(policy,
 def test_the_joint_check_sees_a_leak():
     gap, _ = joint_deviation(replace(Retrospective(SHARED), lossless=True), gate=False)
     assert gap > 1e-3
+
+
+class _Stopping:
+    """A drafter that proposes nothing behind the token 1, as chain drafters do behind an end token."""
+
+    def __init__(self, inner) -> None:
+        self._inner = inner
+
+    def start(self, *args, **options):
+        return _StoppingSession(self._inner.start(*args, **options))
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+class _StoppingSession(_Stopping):
+    def propose(self, *args, **options):
+        proposal = self._inner.propose(*args, **options)
+        return proposal.prefix(next((k + 1 for k, t in enumerate(proposal.token_ids) if t == 1), proposal.gamma))
+
+
+TOKENS = 6
+# one more row pays only in a round that takes long anyway
+LONG = CostTable(rows=(1, 2, 3), seconds=(1.0, 2.3, 3.2), draft=DraftCost(joint=True, per_token_s=1.0))
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("policy", [EarlyStop(LONG), Delayed(LONG)], ids=["early-stop", "delayed"])
+def test_what_drafting_took_does_not_tell_what_was_drafted(policy, stops):
+    """Fewer drafts than were asked for take less time, and that must not decide on the draft behind which they end."""
+    target = TableTarget(TableTarget.random(2, order=2, seed=3).probs)
+    weights = torch.tensor([[5.0, 5.0], [6.0, 4.0]], dtype=torch.float64)
+    drafter = AutoregressiveDrafter(TableTarget(weights / weights.sum(-1, keepdim=True)))
+    # rounds enough for a capacity that rests on chances of two rounds ago
+    config, met = DecodeConfig(gamma=2, temperature=1.0, max_new_tokens=TOKENS), set()
+
+    def run(chooser: Chooser) -> tuple[int, ...]:
+        scheduler = BatchScheduler(policy, gamma=2, table=LONG)
+        request = Request(target, _Stopping(drafter) if stops else drafter, (0,), config, chooser)
+        request.begin()
+        while not request.ended:
+            feed = request.next_rows()
+            (length,) = scheduler([request])
+            met.add((len(feed) - 1, length))
+            request.limit(length)
+            request.take(request.session.extend(feed[: 1 + length]))
+        return tuple(request.result.token_ids)
+
+    gap, _ = max_deviation(output_law(run), known_law(target, (0,), TOKENS, SamplingConfig(temperature=1.0)))
+    assert gap < 1e-12 and any(0 < verified for _, verified in met), met

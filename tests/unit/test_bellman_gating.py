@@ -10,7 +10,7 @@ import pytest
 from dspec_lab.scheduler import gating
 from dspec_lab.scheduler.bellman import ConfidenceChain, fit_chain, solve
 from dspec_lab.scheduler.cost_table import CostTable, DraftCost
-from dspec_lab.scheduler.gating import CAUTION, ProbePurse, draft_lengths
+from dspec_lab.scheduler.gating import CAUTION, ProbePurse, asked_lengths, draft_lengths
 from dspec_lab.scheduler.policies import Delayed, EarlyStop, FixedLength, RoundView, spared_share
 
 CHAIN = ConfidenceChain(
@@ -159,6 +159,34 @@ def test_more_is_drafted_where_the_policy_will_leave_some_unverified():
     assert draft_lengths(np.repeat(predicted, 2, 0), table, spared=1.0).sum() <= 4
     with pytest.raises(ValueError, match="1.5"):
         draft_lengths(predicted, table, spared=1.5)
+
+
+def test_no_more_is_asked_for_than_a_policy_that_halts_at_a_step_will_verify():
+    hoped = np.cumprod(np.full((4, 3), 0.9), 1)
+    draft = DraftCost(joint=True, per_request_s=0.0005, per_token_s=0.0001)
+    # the row after the eighth costs as much as four of them, those behind it nearly nothing
+    step = CostTable(rows=(4, 8, 9, 16), seconds=(0.010, 0.0105, 0.0180, 0.0181), draft=draft)
+    assert draft_lengths(hoped, step).tolist() == [3, 3, 3, 3]
+    assert asked_lengths(Delayed(step), hoped, step).tolist() == [3, 3, 3, 3]
+    assert asked_lengths(EarlyStop(step), hoped, step).tolist() == [1, 1, 1, 1]
+    # and where the very first row is behind the step nothing is drafted
+    steep = CostTable(rows=(4, 5, 16), seconds=(0.010, 0.0180, 0.0181), draft=draft)
+    assert asked_lengths(Delayed(steep), hoped, steep).any()
+    assert not asked_lengths(EarlyStop(steep), hoped, steep).any()
+
+
+def test_without_confidences_nothing_is_spared():
+    predicted = np.cumprod(np.full((1, 5), 0.6), 1)
+    table = CostTable(rows=(1, 6), seconds=(0.010, 0.020), draft=DraftCost(joint=True, per_token_s=0.0001))
+    told, untold = (asked_lengths(EarlyStop(table), predicted, table, told=told).tolist() for told in (True, False))
+    assert untold == draft_lengths(predicted, table).tolist() != told
+
+
+def test_rows_beyond_the_tables_end_cost_no_number():
+    table = CostTable(rows=(1, 2), seconds=(0.010, 0.011), draft=DraftCost(per_token_s=0.0001))
+    round_s_N = table.round_s_N(2, 4)
+    found = gating._expected_s(round_s_N, np.array([0.0, 0.9]), np.array([0, 1]), 0.5)
+    assert found.tolist() == [0.011, np.inf]
 
 
 def test_early_stopping_spares_and_a_delayed_capacity_does_where_requests_compete():

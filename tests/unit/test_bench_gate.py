@@ -71,8 +71,17 @@ def test_the_command_writes_its_rows_and_names_what_is_wrong(tmp_path, capsys):
     found = json.loads(out.read_text())
     assert {row["table"] for row in found["rows"]} == {"table.json"} and found["run"]["settings"]["sets"] == 1
     assert capsys.readouterr().out.count("of_fixed") == len(found["rows"])
-    record.write_text("{}")
-    for wrong, said in ((asked, "no measured acceptance"), ([*asked[:-3], "0", "--per-domain", "2"], "sets")):
+    short = save_table(tmp_path / "short.json", CostTable(rows=(1, 4), seconds=(1.0, 2.0)))
+    (tmp_path / "other").mkdir()
+    other = save_table(tmp_path / "other" / "table.json", DEAR)
+    none = [*asked[:-3], "0", "--per-domain", "2"]
+    (tmp_path / "empty.json").write_text("{}")
+    for wrong, said in (
+        ([*asked[:5], str(other), *asked[5:]], "two cost tables are called table.json"),
+        ([*asked[:4], str(short), *asked[5:]], "short.json must tell 192 rows from one, and ends at 4"),
+        (none, "sets must be at least 1, got 0"),
+        ([*asked[:2], str(tmp_path / "empty.json"), *asked[3:]], "no measured acceptance"),
+    ):
         with pytest.raises(SystemExit) as stop:
             main(wrong)
         assert stop.value.code == 2
