@@ -283,6 +283,8 @@ class BatchScheduler:
         for memory in taught:
             # no round is under way here, so one that has no record was never settled; those taken are not taken again
             settled = [pending for pending in memory.pending if pending.index < len(memory.rounds)]
+            if len(settled) < len(memory.pending):
+                memory.past.pop()
             memory.pending.clear()
             for n, pending in enumerate(settled):
                 if n == len(rounds):

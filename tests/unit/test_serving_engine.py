@@ -327,6 +327,20 @@ def test_a_round_that_was_never_settled_is_forgotten_where_the_next_drafts_nothi
     assert [[pending.index for pending in memory.pending] for memory in memories] == [[0, 1], [0, 1]]
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_a_round_that_was_never_settled_is_no_past_round(held, monkeypatch):
+    """Its drafts are drawn again, and a capacity may not rest on what they told the first time."""
+    scheduler, batch = scheduled(1)
+    memories = [scheduler._memory[request] for request in batch._active.values()]
+    before = [list(memory.past) for memory in memories]
+    break_a_pass(batch, monkeypatch)
+    assert all(len(memory.past) == 2 for memory in memories)
+    if not held:
+        scheduler._look.rounds = HOLD
+    batch.step()
+    assert [[memory.past[0]] for memory in memories] == before
+
+
 def test_a_round_that_was_never_settled_teaches_nothing(monkeypatch):
     scheduler, batch = scheduled(2)
     requests = list(batch._active.values())
