@@ -175,6 +175,15 @@ def test_no_more_is_asked_for_than_a_policy_that_halts_at_a_step_will_verify():
     assert not asked_lengths(EarlyStop(steep), hoped, steep).any()
 
 
+def test_what_the_policy_would_verify_must_pay_for_its_drafting():
+    hoped = np.cumprod(np.full((4, 3), 0.9), 1)
+    draft = DraftCost(joint=True, per_request_s=0.002125, per_token_s=0.0001)
+    step = CostTable(rows=(4, 8, 9, 16), seconds=(0.010, 0.0105, 0.0140, 0.0141), draft=draft)
+    # whole blocks pay for drafting, the four drafts before the step do not
+    assert draft_lengths(hoped, step).all() and expected_rate((1, 1, 1, 1), hoped, step) < 4 / 0.010
+    assert not asked_lengths(EarlyStop(step), hoped, step).any()
+
+
 def test_without_confidences_nothing_is_spared():
     predicted = np.cumprod(np.full((1, 5), 0.6), 1)
     table = CostTable(rows=(1, 6), seconds=(0.010, 0.020), draft=DraftCost(joint=True, per_token_s=0.0001))

@@ -11,6 +11,7 @@ import pytest
 
 from dspec_lab.config import DecodeConfig
 from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
+from dspec_lab.scheduler import batch as batch_module
 from dspec_lab.scheduler.batch import BatchScheduler
 from dspec_lab.scheduler.cost_table import CostTable, DraftCost
 from dspec_lab.scheduler.gating import ProbePurse, draft_lengths
@@ -325,6 +326,34 @@ def test_a_round_that_was_never_settled_is_forgotten_where_the_next_drafts_nothi
     batch.step()
     assert scheduler.decisions[-1].drafted == 0
     assert [[pending.index for pending in memory.pending] for memory in memories] == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(("name", "tells"), [("dspark", True), ("dflash", False)])
+def test_the_gate_knows_whether_the_drafter_tells_confidences(name, tells, monkeypatch):
+    told, real = list[bool](), batch_module.asked_lengths
+
+    def noted(*args, **options):
+        told.append(options["told"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(batch_module, "asked_lengths", noted)
+    scheduler = BatchScheduler(EarlyStop(CHEAP), gamma=3, table=CHEAP, gate=True)
+    batch = RaggedBatch(TARGET, policy=scheduler, gate=scheduler.draft_lengths)
+    config, drafter = replace(CONFIG, max_new_tokens=60, ignore_eos=True), NEURAL_DRAFTERS[name](TARGET)
+    batch.join(BatchRequest(request_id="a", prompt_ids=tuple(PROMPTS[0]), config=config, drafter=drafter))
+    for _ in range(HOLD + 1):
+        batch.step()
+    assert scheduler.decisions[0].drafted and len(told) > 1 and told[-1] is tells
+
+
+def test_a_capacity_rests_on_chances_as_they_are_recalled(monkeypatch):
+    def verified() -> int:
+        scheduler, _ = scheduled(3, policy=Delayed(CHEAP))
+        return sum(decision.admitted for decision in scheduler.decisions)
+
+    assert verified()
+    monkeypatch.setattr(batch_module, "recalled", lambda old_BG, expected_BG: np.zeros_like(old_BG))
+    assert not verified()
 
 
 @pytest.mark.parametrize("held", [True, False])

@@ -135,6 +135,12 @@ def test_a_probe_is_learned_from_in_the_next_round(monkeypatch):
     assert {at + 1 for at in probed_at} <= set(settled_at)
 
 
+def test_a_capacity_rests_on_chances_as_they_are_recalled(monkeypatch):
+    assert run(policy=Delayed(TABLE), learn=True).budget > 1
+    monkeypatch.setattr("dspec_lab.serving.simulator.recalled", lambda old_BG, expected_BG: np.zeros_like(old_BG))
+    assert run(policy=Delayed(TABLE), learn=True).budget == 1
+
+
 def test_wrong_confidences_cost_throughput():
     table = CostTable(rows=(1, 400), seconds=(0.010, 0.100))
     good, bad = (
