@@ -47,7 +47,14 @@ def add_drafter_parser(kinds: Any, name: str) -> None:
     parser.add_argument(
         "--cache", metavar="FOLDER", help="where features are kept (default: features/ in the program's cache folder)"
     )
-    parser.add_argument("--estimate", action="store_true", help="only say what the run would take")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--estimate", action="store_true", help="only say what the run would take")
+    only.add_argument(
+        "--read-ahead",
+        action="store_true",
+        help="only put the target's features for this run into the cache, last step first: started beside the run "
+        "itself, it lets a second core read while the first one trains",
+    )
     parser.add_argument("--tensorboard", metavar="FOLDER", help="also write a TensorBoard log")
     group = parser.add_argument_group("target")
     group.add_argument("--target", default="smollm2", help="smollm2 (default) or a model folder")
@@ -116,6 +123,16 @@ def run_drafter(args: argparse.Namespace) -> int:
         return 0
     reader = feature_reader(config, target, tapped_layers(config, target))
     corpus = Corpus(sets, reader, config, cache)
+    if args.read_ahead:
+        from dspec_lab.training.progress import ReadingDisplay
+        from dspec_lab.training.read_ahead import read_ahead
+
+        if accelerator is not None:
+            raise ValueError(f"--read-ahead runs in one process, not in {accelerator.num_processes}")
+        tokens = read_ahead(corpus, config, ReadingDisplay())
+        console.print(f"{tokens} tokens read into {cache}", markup=False)
+        write_result(args.json, {"tokens_read": tokens, "run": record})
+        return 0
     out.mkdir(parents=True, exist_ok=True)
     with displays(args, config.drafter, first) as display:
         result = fit(config, target, target_config, corpus, out, display=display, accelerator=accelerator)

@@ -101,9 +101,16 @@ class ChainDraftModel(DraftModel, ABC):
         return self.leave(x_1ND)
 
     def train_steps(
-        self, features_BTF: Float[Tensor, "B T F"], input_ids_BT: Int[Tensor, "B T"], num_steps: int | None = None
-    ) -> Iterator[Float[Tensor, "B T D"]]:
-        """Training-time test: hidden states of step 0, 1, ... at all positions (default `ttt_length` steps).
+        self,
+        features_BTF: Float[Tensor, "B T F"],
+        input_ids_BT: Int[Tensor, "B T"],
+        num_steps: int | None = None,
+        later_BN: Int[Tensor, "B N"] | None = None,
+    ) -> Iterator[Float[Tensor, "B X D"]]:
+        """Training-time test: hidden states of step 0, 1, ... (default `ttt_length` steps).
+
+        Step 0 gives all T positions. Later steps give the positions `later_BN` (repeated as fillers where a sequence
+        has fewer), or all: no other row reads what they make.
 
         At step s position i gets token i + 1 + s (id 0 past the end) and its own output of step s - 1. It sees keys
         of step 0 at positions up to i, and of every later step only its own. Rows whose tokens lie past the real
@@ -112,23 +119,27 @@ class ChainDraftModel(DraftModel, ABC):
         Ref: EAGLE-3 (arXiv:2503.01840), section 3.2.
         """
         num_steps = num_steps or self.arch.ttt_length
-        hidden_BTD = self.from_features(features_BTF)
+        batch, length = input_ids_BT.shape
+        hidden_BXD = self.from_features(features_BTF)
         past: list[_StepKeys] = [_StepKeys() for _ in self.layers]
-        ids_BT = input_ids_BT
+        row_BX = torch.arange(length, device=input_ids_BT.device).expand(batch, -1)
+        ids_BT = torch.cat([input_ids_BT, input_ids_BT.new_zeros(batch, num_steps)], dim=1)
         for step in range(num_steps):
-            ids_BT = torch.cat([ids_BT[:, 1:], ids_BT.new_zeros(ids_BT.shape[0], 1)], dim=1)
-            embedded_BTD = self.embed(ids_BT)
-            x_BTD = self.enter(hidden_BTD, embedded_BTD)
-            cos_TE, sin_TE = self.rotary.span(step, x_BTD.shape[1], x_BTD)
-            cos_T1E, sin_T1E = cos_TE[:, None], sin_TE[:, None]
+            embedded_BXD = self.embed(ids_BT.gather(1, row_BX + 1 + step))
+            x_BXD = self.enter(hidden_BXD, embedded_BXD)
+            cos_BXE, sin_BXE = self.rotary.at(row_BX + step, x_BXD)
+            cos_BX1E, sin_BX1E = cos_BXE[:, :, None], sin_BXE[:, :, None]
             for layer, keys in zip(self.layers, past, strict=True):
                 attention = layer.self_attn
-                q_BTHE, k_BTKE, v_BTKE = attention.project(self.attention_input(layer, x_BTD, embedded_BTD))
-                keys.append(rotate(k_BTKE, cos_T1E, sin_T1E), v_BTKE)
-                attended_BTD = keys.attend(rotate(q_BTHE, cos_T1E, sin_T1E), attention.shape.score_scale)
-                x_BTD = layer.finish(x_BTD, attended_BTD)
-            hidden_BTD = self.leave(x_BTD)
-            yield hidden_BTD
+                q_BXHE, k_BXKE, v_BXKE = attention.project(self.attention_input(layer, x_BXD, embedded_BXD))
+                keys.append(rotate(k_BXKE, cos_BX1E, sin_BX1E), v_BXKE)
+                attended_BXD = keys.attend(rotate(q_BXHE, cos_BX1E, sin_BX1E), row_BX, attention.shape.score_scale)
+                x_BXD = layer.finish(x_BXD, attended_BXD)
+            hidden_BXD = self.leave(x_BXD)
+            yield hidden_BXD
+            if step == 0 and later_BN is not None:
+                row_BX = later_BN
+                hidden_BXD = hidden_BXD.gather(1, later_BN[..., None].expand(-1, -1, hidden_BXD.shape[-1]))
 
 
 class _StepKeys:
@@ -138,24 +149,24 @@ class _StepKeys:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def append(self, k_BTKE: Tensor, v_BTKE: Tensor) -> None:
-        self.keys.append(k_BTKE)
-        self.values.append(v_BTKE)
+    def append(self, k_BXKE: Tensor, v_BXKE: Tensor) -> None:
+        self.keys.append(k_BXKE)
+        self.values.append(v_BXKE)
 
-    def attend(self, q_BTHE: Tensor, scale: float) -> Tensor:
-        """Heads' output [B, T, H*E] of the newest step's queries."""
-        num_rows = q_BTHE.shape[1]
-        group = q_BTHE.shape[2] // self.keys[0].shape[2]
+    def attend(self, q_BXHE: Tensor, row_BX: Tensor, scale: float) -> Tensor:
+        """Heads' output [B, X, H*E] of the newest step's queries, which stand at positions `row_BX`."""
+        num_rows, num_keys = q_BXHE.shape[1], self.keys[0].shape[1]
+        group = q_BXHE.shape[2] // self.keys[0].shape[2]
         # P is the query heads that share a key head
-        q_BKPTE = (q_BTHE.unflatten(2, (-1, group)) * scale).permute(0, 2, 3, 1, 4)
+        q_BKPXE = (q_BXHE.unflatten(2, (-1, group)) * scale).permute(0, 2, 3, 1, 4)
         k_BKTE, v_BKTE = self.keys[0].transpose(1, 2), self.values[0].transpose(1, 2)
-        scores = (q_BKPTE.flatten(2, 3) @ k_BKTE.transpose(-1, -2)).unflatten(2, (group, num_rows))
-        later = torch.ones(num_rows, num_rows, dtype=torch.bool, device=q_BTHE.device).triu(1)
-        scores = [scores.masked_fill(later, float("-inf"))]
-        for k_BTKE in self.keys[1:]:
-            scores.append((q_BKPTE * k_BTKE.transpose(1, 2)[:, :, None]).sum(-1, keepdim=True))
-        weights = torch.cat(scores, dim=-1).float().softmax(dim=-1).to(q_BTHE.dtype)
-        out_BKPTE = (weights[..., :num_rows].flatten(2, 3) @ v_BKTE).unflatten(2, (group, num_rows))
-        for step, v_BTKE in enumerate(self.values[1:]):
-            out_BKPTE = out_BKPTE + weights[..., num_rows + step, None] * v_BTKE.transpose(1, 2)[:, :, None]
-        return out_BKPTE.permute(0, 3, 1, 2, 4).flatten(2)
+        scores = (q_BKPXE.flatten(2, 3) @ k_BKTE.transpose(-1, -2)).unflatten(2, (group, num_rows))
+        later_BXT = torch.arange(num_keys, device=q_BXHE.device) > row_BX[..., None]
+        scores = [scores.masked_fill(later_BXT[:, None, None], float("-inf"))]
+        for k_BXKE in self.keys[1:]:
+            scores.append((q_BKPXE * k_BXKE.transpose(1, 2)[:, :, None]).sum(-1, keepdim=True))
+        weights = torch.cat(scores, dim=-1).float().softmax(dim=-1).to(q_BXHE.dtype)
+        out_BKPXE = (weights[..., :num_keys].flatten(2, 3) @ v_BKTE).unflatten(2, (group, num_rows))
+        for step, v_BXKE in enumerate(self.values[1:]):
+            out_BKPXE = out_BKPXE + weights[..., num_keys + step, None] * v_BXKE.transpose(1, 2)[:, :, None]
+        return out_BKPXE.permute(0, 3, 1, 2, 4).flatten(2)

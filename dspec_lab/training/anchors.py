@@ -21,6 +21,11 @@ class Anchors:
     positions_BA: Tensor
     keep_BA: Tensor
 
+    def trimmed(self) -> Anchors:
+        """The same without columns of fillers alone, of which at least one stays (fillers stand last)."""
+        width = max(int(self.keep_BA.sum(1).max()), 1)
+        return Anchors(self.positions_BA[:, :width], self.keep_BA[:, :width])
+
 
 @dataclass(frozen=True, slots=True)
 class BlockLabels:

@@ -44,11 +44,12 @@ def ttt_loss(
     teacher = Teacher(model, last_hidden_BTD, teacher_lse_BT, vocabulary)
     step_N, batch_N, at_N = masks_SBT.nonzero(as_tuple=True)
     teacher.prepare(batch_N * length + at_N + 1 + step_N)
-    for step, hidden_BTD in enumerate(model.train_steps(features_BTF, input_ids_BT, num_steps)):
+    later_BN, place_BT = gathered_rows(masks_SBT[1:].any(0))
+    for step, hidden_BXD in enumerate(model.train_steps(features_BTF, input_ids_BT, num_steps, later_BN)):
         batch_N, at_N = masks_SBT[step].nonzero(as_tuple=True)
         terms = model_row_terms(
             model,
-            model.before_head(hidden_BTD[batch_N, at_N]),
+            model.before_head(hidden_BXD[batch_N, place_BT[batch_N, at_N] if step else at_N]),
             None,
             teacher,
             batch_N * length + at_N + 1 + step,
@@ -75,6 +76,18 @@ def ttt_position_masks(loss_mask_BT: Mask, lengths_B: Int[Tensor, " B"], num_ste
     mask_BT[torch.arange(mask_BT.shape[0], device=mask_BT.device), lengths_B - 1] = False
     moved = [F.pad(mask_BT[:, step:], (0, min(step, mask_BT.shape[1]))) for step in range(num_steps)]
     return torch.stack(moved)
+
+
+def gathered_rows(mask_BT: Bool[Tensor, "B T"]) -> tuple[Tensor, Tensor]:
+    """(positions [B, N] where the mask is 1, as many as the fullest row has, at least one; each position's place in N).
+
+    Rows with fewer are filled with their last position; places of positions that are not chosen carry no meaning.
+    """
+    count_B1 = mask_BT.sum(1, keepdim=True)
+    place_BT = mask_BT.cumsum(1) - 1
+    wide_BT = (~mask_BT).long().argsort(dim=1, stable=True)
+    column_N = torch.arange(max(int(count_B1.max()), 1), device=mask_BT.device)
+    return wide_BT.gather(1, column_N.minimum((count_B1 - 1).clamp_min(0))), place_BT
 
 
 def medusa_loss(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dspec_lab.models.decoder import LeanDecoder
-from dspec_lab.training.data import SequenceSet, TrainSequence, build_sequences, held_out, token_counts
+from dspec_lab.training.data import SequenceSet, StepOrder, TrainSequence, build_sequences, held_out, token_counts
 from dspec_lab.training.feature_source import CachedFeatures, FeatureSource, StreamedFeatures
 from dspec_lab.training.responses import read_responses
 from dspec_lab.training.target_reader import TargetReader
@@ -52,6 +52,11 @@ class Corpus:
         """How often each token id occurs in training responses, or with `prompts` in all sequences whole."""
         chosen = range(len(self.sequences)) if prompts else self.training
         return token_counts([self.sequences[i] for i in chosen], self._vocab_size, prompts=prompts)
+
+    def order(self, config: TrainConfig) -> StepOrder:
+        """Which of `training` each optimiser step sees."""
+        lengths = [self.sequences[index].num_tokens for index in self.training]
+        return StepOrder(lengths, config.sequences_per_step, config.seed)
 
     def loss_mask(self, members: Sequence[int]) -> Tensor:
         """The padded loss mask [B, T] of some sequences, without their features."""

@@ -51,11 +51,20 @@ class CachedFeatures:
     def get(self, index: int) -> SequenceFeatures:
         """Features of sequence `index`."""
         held = self.store.get(self._keys[index])
-        if held is None:
-            sequence = self._sequences[index]
-            held = self._reader.read(sequence.ids_T.tolist(), sequence.num_prompt)
-            self.store.add(self._keys[index], held)
-        return held
+        return self._read(index) if held is None else held
+
+    def fill(self, index: int) -> bool:
+        """See to it that the store has sequence `index`; whether the target had to be read for it."""
+        missing = not self.store.find(self._keys[index])
+        if missing:
+            self._read(index)
+        return missing
+
+    def _read(self, index: int) -> SequenceFeatures:
+        sequence = self._sequences[index]
+        made = self._reader.read(sequence.ids_T.tolist(), sequence.num_prompt)
+        self.store.add(self._keys[index], made)
+        return made
 
     def flush(self) -> None:
         """Put on disk what is not there yet."""

@@ -53,13 +53,17 @@ class FeatureStore:
         """Whether the features of a sequence are here."""
         return key in self._waiting or key in self._places
 
+    def find(self, key: bytes) -> bool:
+        """`has`, after a look for shards that other processes have added."""
+        if not self.has(key):
+            self._scan()
+        return self.has(key)
+
     def get(self, key: bytes) -> SequenceFeatures | None:
         """Features by `sequence_key`, or None."""
         if key in self._waiting:
             return self._waiting[key]
-        if key not in self._places:
-            self._scan()
-        if key not in self._places:
+        if not self.find(key):
             return None
         name, start, end = self._places[key]
         shard = self._shards[name]

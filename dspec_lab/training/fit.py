@@ -18,7 +18,7 @@ from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.training.anchors import Anchors, sample_anchors
 from dspec_lab.training.build import architecture, frequent_tokens, new_drafter, trainable
 from dspec_lab.training.corpus import Corpus
-from dspec_lab.training.data import Batch, StepOrder
+from dspec_lab.training.data import Batch
 from dspec_lab.training.feature_source import collate
 from dspec_lab.training.losses import Ratio
 from dspec_lab.training.on_policy import on_policy_lengths
@@ -138,8 +138,7 @@ class Run:
             fused=True,
         )
         self.generator = torch.Generator().manual_seed(config.seed)
-        lengths = [corpus.sequences[index].num_tokens for index in corpus.training]
-        self.order = StepOrder(lengths, config.sequences_per_step, config.seed)
+        self.order = corpus.order(config)
         self.state = RunState()
         self.identity = {"config": config.to_dict(), "data": corpus.key, "target": fingerprint(target)}
         if config.start_from is not None:
@@ -226,7 +225,7 @@ class Run:
             if config.is_block:
                 positions = torch.cat([drawn[index].positions_BA for index in part])
                 keep = torch.cat([drawn[index].keep_BA for index in part])
-                anchors = Anchors(positions.to(device), keep.to(device))
+                anchors = Anchors(positions.to(device), keep.to(device)).trimmed()
             micros.append(MicroBatch(batch, anchors, vocabulary, slots))
         return micros
 

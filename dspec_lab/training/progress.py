@@ -65,6 +65,24 @@ class ConsoleDisplay:
             self._console.print(f"accepted length, greedy decoding of held-out prompts: {parts}", markup=False)
 
 
+class ReadingDisplay:
+    """A line now and then about features that are read ahead."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._started, self._last = time.monotonic(), -LINE_EVERY_S
+
+    def __call__(self, step: int, tokens: int) -> None:
+        """Print what was read up to now, if the last line is old enough."""
+        now = time.monotonic()
+        if now - self._last >= LINE_EVERY_S:
+            self._last = now
+            rate = tokens / max(now - self._started, 1e-9)
+            self._console.print(f"step {step}: {tokens} tokens read, {rate:.0f} tok/s", markup=False)
+
+
 class StepLog:
     """Keeps every report, for figures; prints nothing."""
 

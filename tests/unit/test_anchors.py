@@ -27,6 +27,17 @@ def test_sampled_anchors_are_sorted_distinct_candidates_then_fillers(masks, coun
         assert not anchors.positions_BA[row][~anchors.keep_BA[row]].any()
 
 
+@settings(max_examples=40, deadline=None)
+@given(masks=MASKS, count=st.integers(1, 12))
+def test_trimmed_anchors_lack_only_fillers(masks, count):
+    anchors = sample_anchors(torch.tensor(masks), count, torch.Generator().manual_seed(1))
+    trimmed = anchors.trimmed()
+    width = trimmed.keep_BA.shape[1]
+    assert width == trimmed.positions_BA.shape[1] == max(1, int(anchors.keep_BA.sum(1).max()))
+    assert trimmed.keep_BA.sum() == anchors.keep_BA.sum()
+    assert torch.equal(trimmed.positions_BA, anchors.positions_BA[:, :width])
+
+
 def test_anchors_are_drawn_uniformly():
     mask = torch.tensor([[1, 1, 1, 0, 1, 1, 1, 1, 0]])
     generator = torch.Generator().manual_seed(0)

@@ -18,6 +18,7 @@ from dspec_lab.models.family import model_spec
 from dspec_lab.models.protocol import Features, Taps
 from dspec_lab.models.weights import decoder_weights
 from dspec_lab.training.anchors import Anchors
+from dspec_lab.training.chain_losses import gathered_rows
 from dspec_lab.training.losses import LossWeights, dspark_loss
 from dspec_lab.verifier.decode import generate
 
@@ -295,6 +296,36 @@ def test_chain_steps_in_training_equal_drafting(kind, family):
         torch.testing.assert_close(hidden[0], steps[s][0, length - 1], rtol=0, atol=2e-5)
         if s < 3:
             hidden = model.step(cache, s, hidden, tokens[length + 1 + s])
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_chain_steps_of_chosen_rows_equal_those_of_all(kind, family):
+    """Rows left out of the later steps change neither the others nor, with a loss on those, any gradient."""
+    model = random_drafter(kind, family, target=random_target(family)).model.train()
+    model.requires_grad_(True)
+    mask = torch.zeros(3, 11, dtype=torch.bool)
+    mask[0, 4:9], mask[1, 2], mask[1, 7:] = True, True, True  # the third sequence has no such row
+    rows, place = gathered_rows(mask)
+    assert rows.shape == (3, 5) and rows[0].tolist() == [4, 5, 6, 7, 8] and rows[1].tolist() == [2, 7, 8, 9, 10]
+    generator = torch.Generator().manual_seed(2)
+    width = model.arch.spec.hidden_size * max(len(model.arch.target_layer_ids), 1)
+    features = torch.randn(3, 11, width, generator=generator)
+    tokens = torch.randint(0, VOCAB, (3, 11), generator=generator)
+    batch_N, at_N = mask.nonzero(as_tuple=True)
+    gradients = []
+    for later in (None, rows):
+        model.zero_grad()
+        steps = list(model.train_steps(features, tokens, 4, later))
+        chosen = [x[batch_N, at_N if later is None or s == 0 else place[batch_N, at_N]] for s, x in enumerate(steps)]
+        assert [x.shape[1] for x in steps] == ([11] * 4 if later is None else [11, 5, 5, 5])
+        sum((x.square() * (s + 1)).sum() for s, x in enumerate(chosen)).backward()
+        gradients.append((chosen, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    (all_steps, all_grads), (few_steps, few_grads) = gradients
+    torch.testing.assert_close(few_steps, all_steps, rtol=0, atol=2e-5)
+    assert all_grads.keys() == few_grads.keys() and all_grads
+    for name, grad in all_grads.items():
+        torch.testing.assert_close(few_grads[name], grad, rtol=1e-4, atol=1e-4 * float(grad.abs().max()), msg=name)
 
 
 def test_chain_ends_with_a_drafted_end_token():

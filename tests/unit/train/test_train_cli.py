@@ -88,6 +88,22 @@ def test_estimate_says_sizes_and_trains_nothing(data, tiny_folder, no_template, 
     assert not out.exists() and not (tmp_path / "cache").exists()
 
 
+def test_reading_ahead_fills_the_cache_and_trains_nothing(data, tiny_folder, no_template, capsys, tmp_path):
+    out, result, cache = tmp_path / "out", tmp_path / "read.json", tmp_path / "cache"
+    arguments = ["dspark", "--responses", data, "--out", str(out), "--target", str(tiny_folder), *TINY]
+    assert run(*arguments, "--read-ahead", "--cache", str(cache), "--json", str(result)) == 0
+    tokens = json.loads(result.read_text())["tokens_read"]
+    captured = capsys.readouterr()
+    assert tokens > 0 and f"{tokens} tokens read" in captured.out and "step 2: " in captured.err
+    assert not out.exists() and list(cache.glob("*/*.safetensors"))
+    # nothing is left to read
+    assert run(*arguments, "--read-ahead", "--cache", str(cache), "--json", str(result)) == 0
+    assert json.loads(result.read_text())["tokens_read"] == 0
+    assert run(*arguments, "--read-ahead", "--set", "features=stream") == 2
+    assert "'stream'" in capsys.readouterr().err
+    assert run(*arguments, "--read-ahead", "--estimate") == 2
+
+
 def test_a_run_writes_checkpoint_card_and_record(data, tiny_folder, no_template, capsys, tmp_path):
     out, result = tmp_path / "out", tmp_path / "run.json"
     arguments = ["dspark", "--responses", data, "--out", str(out), "--target", str(tiny_folder), *TINY]

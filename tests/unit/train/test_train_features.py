@@ -13,6 +13,7 @@ from dspec_lab.training import feature_store
 from dspec_lab.training.data import build_sequences
 from dspec_lab.training.feature_source import CachedFeatures, StreamedFeatures, collate
 from dspec_lab.training.feature_store import FeatureStore, sequence_key
+from dspec_lab.training.read_ahead import read_ahead
 from dspec_lab.training.target_reader import NUM_TOP, TargetReader
 
 
@@ -144,3 +145,34 @@ def test_batches_are_padded_and_masked(reader, sequences):
         expected = (np.arange(len(mask)) >= sequence.num_prompt) & (np.arange(len(mask)) < sequence.num_tokens)
         assert (mask == expected).all()
         assert not batch.last_BTD[row, sequence.num_tokens :].any()
+
+
+def test_reading_ahead_fills_the_cache_for_the_run(tiny_config, tiny_corpus, tmp_path):
+    config = tiny_config("mtp", steps=3, features="cache")
+    corpus = tiny_corpus(config, tmp_path)
+    order = corpus.order(config)
+    needed = {corpus.training[i] for step in range(3) for i in order.step(step)}
+    others = [index for index in corpus.training if index not in needed]
+    # one of them is on disk already, by another process
+    theirs = tiny_corpus(config, tmp_path)
+    first = corpus.training[order.step(0)[0]]
+    theirs.features.get(first)
+    theirs.features.flush()
+    said = []
+    tokens = read_ahead(corpus, config, lambda step, count: said.append((step, count)))
+    keys = {corpus.features._keys[index] for index in needed}
+    held = {corpus.features._keys[index]: corpus.sequences[index].num_tokens for index in needed - {first}}
+    held.pop(corpus.features._keys[first], None)
+    assert tokens == sum(held.values()) and tokens == said[-1][1]
+    assert [step for step, _ in said] == sorted((step for step, _ in said), reverse=True) and said[0][0] == 2
+    reopened = tiny_corpus(config, tmp_path).features.store
+    assert all(reopened.has(key) for key in keys)
+    untouched = {corpus.features._keys[index] for index in others} - keys
+    assert untouched and not any(reopened.has(key) for key in untouched)
+    assert read_ahead(tiny_corpus(config, tmp_path), config) == 0
+
+
+def test_reading_ahead_needs_a_cache(tiny_config, tiny_corpus):
+    config = tiny_config("mtp")
+    with pytest.raises(ValueError, match="'stream'"):
+        read_ahead(tiny_corpus(config), config)
