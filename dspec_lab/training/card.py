@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dspec_lab.core.files import read_json, write_json, write_text
+from dspec_lab.training.budget import TRAINING, stages_of
 from dspec_lab.training.state import RunState
 from dspec_lab.training.train_config import TrainConfig
-
-TRAINING = "training.json"
 
 
 def write_card(
@@ -70,14 +69,15 @@ def _earlier(before: Mapping[str, Any] | None) -> list[str]:
         return []
     if not before.get("history"):
         return ["The run went on from an earlier checkpoint, which has no record of its training.", ""]
-    last = before["history"][-1]
+    last, passed = before["history"][-1], sum(stage.positions for stage in stages_of(before))
     data = "; ".join(
         f"{name}: {', '.join(f'{domain} {count}' for domain, count in counts.items())}"
         for name, counts in before.get("data", {}).items()
     )
     return [
         f"The run went on from a checkpoint of {last['step']} steps ({last['anchors']} blocks or positions, "
-        f"{last['minutes']:.0f} min; response tokens {data}); its record is under `before` in `{TRAINING}`.",
+        f"{last['minutes']:.0f} min; response tokens {data}); its record is under `before` in `{TRAINING}`. "
+        f"With its own earlier stages that one had passed {passed} positions.",
         "",
     ]
 

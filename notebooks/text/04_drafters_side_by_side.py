@@ -36,7 +36,8 @@ from dspec_lab.evaluation import drafters, evaluate, paired, prompts, report
 from dspec_lab.evaluation.paper import paper_table
 from dspec_lab.models import load
 from dspec_lab.plots import drafters as figures
-from dspec_lab.plots import position
+from dspec_lab.plots import position, training
+from dspec_lab.training import budget
 from dspec_lab.verifier.decode import encode_chat, generate
 from dspec_lab.widgets.first_run import FirstRunPanel
 
@@ -69,10 +70,13 @@ print("no trained weights in data/checkpoints/smollm2 for:", ", ".join(sorted(se
 tokenizer = load.load_tokenizer()
 target = load.load_target(dtype=precision.dtype)
 made = drafters.build_drafters(names, target)
+stages = {name: budget.read_stages(drafters.trained_folder(name)) for name in names if name in drafters.TRAINED}
+positions = {name: sum(stage.positions for stage in each) for name, each in stages.items()}
 for name, drafter in made.items():
     model = getattr(drafter, "model", None)
     own = sum(p.numel() for key, p in model.named_parameters()) if isinstance(model, torch.nn.Module) else 0
-    print(f"{name}: {own / 1e6:.1f} million weights of its own, at most {drafter.max_gamma or 'any number of'} tokens")
+    print(f"{name}: {own / 1e6:.1f} million weights of its own, trained on {positions.get(name, 0) / 1e6:.2f} million positions, "
+          f"at most {drafter.max_gamma or 'any number of'} tokens")
 
 # %% [markdown]
 # ## The same prompts for all
@@ -85,6 +89,15 @@ rows = evaluate.evaluate(target, tokenizer, made, chosen, run, repeats=repeats, 
 for row in rows:
     print(f"{row.drafter:14} {row.benchmark:5} accepted length {row.accepted_length:.2f}, speed-up {row.speedup:.2f}, "
           f"equal to plain: {report.verdict_text(row.outputs_equal_plain, row.max_flip_gap)}")
+
+# %% [markdown]
+# ## How much training each has had
+#
+# A drafter that was trained longer is no better method. The lines are held-out prompts of the last stage of training, in
+# which all had the same answers; compare two drafters above the same number of positions.
+
+# %%
+training.budget_course(stages, title="trained drafters in data/checkpoints/smollm2") if stages else None
 
 # %% [markdown]
 # ## Accepted length

@@ -7,7 +7,8 @@ import pytest
 from dspec_lab.evaluation.evaluate import EvalRow
 from dspec_lab.evaluation.paper import paper_table
 from dspec_lab.plots.drafters import accepted_by_drafter, cost_and_gain
-from dspec_lab.plots.training import training_course
+from dspec_lab.plots.training import budget_course, training_course
+from dspec_lab.training.budget import Stage
 from dspec_lab.training.fit import StepReport
 
 
@@ -60,3 +61,25 @@ def test_the_course_has_a_line_per_position_and_held_out_markers():
     assert [tuple(line.get_ydata()) for line in markers] == [(0.1, 0.4), (0.3,)]
     with pytest.raises(ValueError, match="no step"):
         training_course([], {})
+
+
+def test_the_budget_is_drawn_over_all_positions_and_on_the_same_held_out_prompts():
+    def stage(first: int, data: str, *points: tuple[int, float | None]) -> Stage:
+        history = [{"anchors": at, "measures": {"all": {}, "math": {"tau_greedy": tau}}} for at, tau in points]
+        return Stage(first, history, {data: {"math": 3}})
+
+    early = stage(0, "old", (0, 1.1), (500_000, 1.5))
+    stages = {
+        "dspark": [early, stage(500_000, "new", (0, 1.6), (250_000, 2.5))],
+        "mtp": [early, stage(500_000, "new", (0, 1.4), (100_000, None), (500_000, 1.9))],
+    }
+    figure = budget_course(stages)
+    (math,) = figure.axes
+    drawn = {line.get_label(): [tuple(point) for point in line.get_xydata()] for line in math.lines}
+    assert drawn == {"dspark": [(0.5, 1.6), (0.75, 2.5)], "mtp": [(0.5, 1.4), (1.0, 1.9)]}
+    assert "mtp on math 1.90 after 1.00 million" in figure.alt
+    left_out = budget_course({**stages, "mtp": [early]})
+    assert [line.get_label() for line in left_out.axes[0].lines] == ["dspark"]
+    assert "not drawn: mtp" in left_out._supxlabel.get_text()
+    with pytest.raises(ValueError, match="needs a stage"):
+        budget_course({"mtp": []})
