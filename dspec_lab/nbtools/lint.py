@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from dspec_lab.nbtools.contents import NAME, first_heading, first_question, load
 from dspec_lab.nbtools.parameters import TAG, read_parameters, tagged_cells
 
 MAX_LINES = 15
+RULE = re.compile(r"\|[-:| ]+\|")  # under a table's head, drawn as a rule and not read as a line
 # these run a callback where its exception is lost, so that a broken notebook passes
 SWALLOWERS = ("interact", "interactive", "interact_manual", "interactive_output", "Output")
 
@@ -86,7 +88,8 @@ def _asserts(cell: Any) -> bool:
 
 def _cell_faults(cell: Any) -> list[str]:
     faults = []
-    lines = cell["source"].count("\n") + 1
+    text = cell["source"].split("\n")
+    lines = sum(cell["cell_type"] != "markdown" or RULE.fullmatch(line) is None for line in text)
     if lines > MAX_LINES:
         faults.append(f"{lines} lines, {MAX_LINES} are allowed")
     if cell["cell_type"] == "code":

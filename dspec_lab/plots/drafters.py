@@ -9,10 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from dspec_lab.evaluation.evaluate import EvalRow
+from dspec_lab.evaluation.published import IN_PAPER
 from dspec_lab.plots.style import GREY, INK, LabFigure, add_legend, caption, new_figure, series_look, style_axes
-
-# the paper's names of the drafters that it compares
-IN_PAPER = {"dspark": "DSpark", "dflash": "DFlash", "eagle3": "Eagle3"}
 
 
 def accepted_by_drafter(

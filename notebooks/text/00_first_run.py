@@ -66,9 +66,7 @@ if repeats < 1:
 # | [09 Kernels](09_kernels.ipynb) | What is there to fuse in a round of speculative decoding, and what does it save? |
 # | [10 When not to](10_when_not_to_speculate.ipynb) | Is speculation worth it here: on this machine, for these texts, at this load? |
 # | [11 Serving](11_serving_under_load.ipynb) | How does speculation pay when many users share a GPU, and what does the scheduler add? |
-
-# %% [markdown]
-# Planned, not written yet: 10 speed, 12 published results.
+# | [12 Published](12_published_results.ipynb) | Which of the DSpark paper's results does a model of 135 million weights on a CPU repeat, and which not? |
 
 # %% [markdown]
 # ## Words and signs

@@ -176,12 +176,18 @@ def counted() -> Any:
     return cell
 
 
+def test_the_rule_under_a_tables_head_is_no_line(tmp_path):
+    table = text("\n".join(["| a |", "|---|"] + ["| b |"] * 14))
+    assert lint.lint_notebook(save(tmp_path, cells(table))) == []
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
         (cells(code("def f():\n    return 1")), "cell 3: defines f"),
         (cells(code("class A:\n    pass")), "cell 3: defines A"),
         (cells(code("\n".join(f"x{i} = {i}" for i in range(16)))), "cell 3: 16 lines"),
+        (cells(text("\n".join(["| a |", "|---|"] + ["| b |"] * 15))), "cell 3: 16 lines"),
         (cells(with_outputs()), "cell 3: committed with outputs"),
         (cells(counted()), "cell 3: committed with outputs"),
         (cells(code("%matplotlib inline")), "cell 3: not plain Python"),
