@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from dspec_lab.kernels.rows import row_ops
 from dspec_lab.models.decoder import LeanDecoder
 from dspec_lab.training.build import tapped_layers
 from dspec_lab.training.corpus import feature_reader
@@ -27,6 +28,7 @@ class Estimate:
     free_bytes: int  # where the cache would lie
     read_s: float  # one pass of the target over all sequences
     sequences_used: int  # different sequences that the run's steps can visit
+    slow_bf16: bool = False  # precision is bf16 on a CPU that has to emulate products of such numbers
 
     @property
     def run_read_s(self) -> float:
@@ -45,6 +47,7 @@ class Estimate:
             f"features: {store}",
             f"reading the target: {self.read_s / 3600:.2f} h for all sequences once, "
             f"{self.run_read_s / 3600:.2f} h for what this run lacks",
+            *(["precision: bf16 is slower than fp32 here, the CPU does not multiply such numbers"] * self.slow_bf16),
         ]
 
 
@@ -78,4 +81,7 @@ def estimate(
         free_bytes=free_bytes(cache),
         read_s=statistics.median(rates) * work,
         sequences_used=used,
+        slow_bf16=config.precision == "bf16"
+        and target.device.type == "cpu"
+        and not getattr(row_ops("auto", "cpu"), "rounds", False),
     )

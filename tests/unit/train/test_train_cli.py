@@ -88,6 +88,23 @@ def test_estimate_says_sizes_and_trains_nothing(data, tiny_folder, no_template, 
     assert not out.exists() and not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("rounds", [True, False])
+def test_bf16_products_that_the_cpu_lacks_are_said(
+    rounds, data, tiny_folder, no_template, capsys, tmp_path, monkeypatch
+):
+    from types import SimpleNamespace
+
+    from dspec_lab.training import estimate
+
+    monkeypatch.setattr(estimate, "row_ops", lambda *_: SimpleNamespace(rounds=rounds))
+    arguments = ["dspark", "--responses", data, "--out", str(tmp_path / "out"), "--target", str(tiny_folder), *TINY]
+    arguments += ["--estimate", "--cache", str(tmp_path / "cache")]
+    assert run(*arguments, "--set", "precision=bf16") == 0
+    assert ("bf16 is slower than fp32" in capsys.readouterr().out) is not rounds
+    assert run(*arguments) == 0
+    assert "bf16 is slower" not in capsys.readouterr().out
+
+
 def test_reading_ahead_fills_the_cache_and_trains_nothing(data, tiny_folder, no_template, capsys, tmp_path):
     out, result, cache = tmp_path / "out", tmp_path / "read.json", tmp_path / "cache"
     arguments = ["dspark", "--responses", data, "--out", str(out), "--target", str(tiny_folder), *TINY]
