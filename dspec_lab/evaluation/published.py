@@ -7,7 +7,7 @@ training; the default target here has 135 million. So sizes are expected to diff
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dspec_lab.evaluation.evaluate import EvalRow
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 IN_PAPER = {"dspark": "DSpark", "dflash": "DFlash", "eagle3": "Eagle3"}  # the paper's names
+ALL = "all"  # domains
 Outcome = Literal["repeated", "not settled", "contrary", "size only"]
 
 
@@ -74,10 +75,11 @@ def accepted_lengths(rows: Sequence[EvalRow], table1: pd.DataFrame, target: str 
 
 
 def leads(rows: Sequence[EvalRow], table1: pd.DataFrame, target: str = "Qwen3-4B") -> list[Compared]:
-    """How much longer DSpark's accepted length is than each other's, paired by prompt here."""
-    pairs = {(pair.other, pair.prompts_of): pair for pair in paired_rows(rows, "dspark")}
+    """How much longer DSpark's accepted length is than each other's, paired by prompt here: by domain, and over all."""
+    together = [replace(row, domain=ALL) for row in rows]
+    pairs = {(p.other, p.prompts_of): p for p in [*paired_rows(rows, "dspark"), *paired_rows(together, "dspark")]}
     found = []
-    for domain in _domains(rows):
+    for domain in [*_domains(rows), ALL]:
         for name in _drafters(rows):
             # a domain of one benchmark has no row of its own
             pair = pairs.get((name, f"{domain}, all"))
@@ -168,9 +170,9 @@ def serving(found: Mapping[str, Any]) -> list[Compared]:
 
 
 def _published(table1: pd.DataFrame, target: str, drafter: str, domain: str) -> float:
-    part = table1[
-        (table1["target"] == target) & (table1["drafter"] == IN_PAPER[drafter]) & (table1["domain"] == domain)
-    ]
+    part = table1[(table1["target"] == target) & (table1["drafter"] == IN_PAPER[drafter])]
+    if domain != ALL:
+        part = part[part["domain"] == domain]
     if part.empty:
         raise ValueError(f"the paper has no {drafter} on {domain} for {target!r}")
     return float(part["accepted_length"].mean())

@@ -11,9 +11,9 @@
 #
 # **Question.** Which of the DSpark paper's results does a model of 135 million weights on a CPU repeat, and which not?
 #
-# **Claim.** Direction repeats, size does not. DSpark proposes longer accepted blocks than DFlash and EAGLE-3 here too,
-# but all three are shorter by far than the paper's: a small target leaves less to guess with, and its drafters are
-# smaller and were trained less. Calibrated confidence orders drafts as well as in the paper, and a
+# **Claim.** Direction repeats, size does not. Over all prompts DSpark's accepted blocks are longer than DFlash's and
+# EAGLE-3's here too, but all three are shorter by far than the paper's (a small target leaves less to guess with, and its
+# drafters are smaller and were trained less), the lead over EAGLE-3 is small, and part of it is training. Calibrated confidence orders drafts as well as in the paper, and a
 # simulation fitted to the paper's baseline gives the paper's gains under load.
 
 # %% tags=["parameters"]
@@ -115,8 +115,9 @@ everything = {"lead": leads, "confidence": trust, "load": loads}
 for name, part in everything.items():
     counts = {outcome: sum(row.outcome == outcome for row in part) for outcome in ("repeated", "not settled", "contrary")}
     print(name, counts)
-# every lead of DSpark is settled and on the paper's side, and every length is shorter than the paper's
-assert all(row.outcome == "repeated" for row in leads), [row.line() for row in leads]
+# over all prompts DSpark leads, in no domain is the opposite settled, and every length is shorter than the paper's
+assert all(row.outcome == "repeated" for row in leads if row.what.endswith(", all")), [row.line() for row in leads]
+assert not any(row.outcome == "contrary" for row in leads), [row.line() for row in leads]
 assert all(row.high < row.paper for row in lengths), [row.line() for row in lengths]
 assert all(row.outcome == "repeated" for row in trust), [row.line() for row in trust]
 assert all(abs(row.ours / row.paper - 1) < 0.2 for row in loads), [row.line() for row in loads]

@@ -45,7 +45,7 @@ def test_lengths_and_leads_are_those_of_record_and_table(rows):
     table = paper_table("table1")
     lengths = {row.what: row for row in published.accepted_lengths(rows, table)}
     leads = {row.what: row for row in published.leads(rows, table)}
-    assert len(lengths) == 9 and len(leads) == 9 - 3
+    assert len(lengths) == 9 and len(leads) == 2 * 3 + 2
     part = [row for row in rows if row.drafter == "dspark" and row.domain == "math"]
     mine = lengths["dspark, math"]
     assert mine.ours == pytest.approx(sum(r.num_committed for r in part) / sum(r.rounds for r in part))
@@ -55,6 +55,13 @@ def test_lengths_and_leads_are_those_of_record_and_table(rows):
     lead = leads["dspark - dflash, math"]
     assert lead.ours == pytest.approx(mine.ours - lengths["dflash, math"].ours)
     assert lead.paper == pytest.approx(mine.paper - lengths["dflash, math"].paper)
+    over_all, counts = leads["dspark - dflash, all"], {}
+    for name in ("dspark", "dflash"):
+        each = [row for row in rows if row.drafter == name]
+        counts[name] = sum(r.num_committed for r in each) / sum(r.rounds for r in each)
+    assert over_all.ours == pytest.approx(counts["dspark"] - counts["dflash"])
+    mine = table[table["target"] == "Qwen3-4B"].groupby("drafter")["accepted_length"].mean()
+    assert over_all.paper == pytest.approx(mine["DSpark"] - mine["DFlash"])
     with pytest.raises(ValueError, match="'GPT'"):
         published.leads(rows, table, "GPT")
 
