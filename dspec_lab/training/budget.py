@@ -35,7 +35,7 @@ def stages_of(record: Mapping[str, Any]) -> list[Stage]:
     while at:
         if not at.get("history"):
             raise ValueError(f"a stage of training has no history, only {', '.join(at) or 'nothing'}")
-        if at["run"]["settings"].get("trained_part") != "confidence":
+        if at.get("run", {}).get("settings", {}).get("trained_part") != "confidence":
             found.append(at)
         at = at.get("before", {})
     stages, passed = list[Stage](), 0
