@@ -9,14 +9,16 @@ from typing import Any
 from dspec_lab.evaluation.evaluate import EvalRow
 from dspec_lab.evaluation.intervals import paired_ratio_difference
 
+EVERYTHING = "all prompts"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairedRow:
-    """Accepted length of `drafter` less that of `other`, on one benchmark or all benchmarks of a domain."""
+    """Accepted length of `drafter` less that of `other`, on one benchmark, all of a domain, or all there are."""
 
     drafter: str
     other: str
-    prompts_of: str  # a benchmark or a domain
+    prompts_of: str  # a benchmark, "DOMAIN, all", or `EVERYTHING`
     temperature: float
     prompts: int  # that gave both a round
     difference: float
@@ -30,9 +32,10 @@ class PairedRow:
 
 
 def paired_rows(rows: Sequence[EvalRow], drafter: str | None = None) -> list[PairedRow]:
-    """`drafter` (by default the first) against each other one, by benchmark, and by domain where it has several.
+    """`drafter` (by default the first) against each other: by benchmark, by domain where it has several, over all.
 
-    A set of fewer than two common prompts gives no row. Raises `ValueError` for a drafter that is not there.
+    Each prompt counts by its rounds, so the last depends on the mixture of domains. A set of fewer than two common
+    prompts gives no row. Raises `ValueError` for a drafter that is not there.
     """
     names = list(dict.fromkeys(row.drafter for row in rows))
     if drafter is None and names:
@@ -89,6 +92,8 @@ def _groups(rows: Sequence[EvalRow]) -> list[tuple[str, list[EvalRow]]]:
         part = [row for row in rows if row.domain == domain]
         if len({row.benchmark for row in part}) > 1:
             groups[f"{domain}, all"] = part
+    if len({row.domain for row in rows}) > 1:
+        groups[EVERYTHING] = list(rows)
     return list(groups.items())
 
 

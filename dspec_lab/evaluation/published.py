@@ -7,12 +7,12 @@ training; the default target here has 135 million. So sizes are expected to diff
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dspec_lab.evaluation.evaluate import EvalRow
 from dspec_lab.evaluation.intervals import pooled_ratio_interval
-from dspec_lab.evaluation.paired import paired_rows
+from dspec_lab.evaluation.paired import EVERYTHING, paired_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,13 +76,12 @@ def accepted_lengths(rows: Sequence[EvalRow], table1: pd.DataFrame, target: str 
 
 def leads(rows: Sequence[EvalRow], table1: pd.DataFrame, target: str = "Qwen3-4B") -> list[Compared]:
     """How much longer DSpark's accepted length is than each other's, paired by prompt here: by domain, and over all."""
-    together = [replace(row, domain=ALL) for row in rows]
-    pairs = {(p.other, p.prompts_of): p for p in [*paired_rows(rows, "dspark"), *paired_rows(together, "dspark")]}
+    pairs = {(pair.other, pair.prompts_of): pair for pair in paired_rows(rows, "dspark")}
     found = []
     for domain in [*_domains(rows), ALL]:
         for name in _drafters(rows):
             # a domain of one benchmark has no row of its own
-            pair = pairs.get((name, f"{domain}, all"))
+            pair = pairs.get((name, EVERYTHING if domain == ALL else f"{domain}, all"))
             if pair is None:
                 continue
             lead = _published(table1, target, "dspark", domain) - _published(table1, target, name, domain)

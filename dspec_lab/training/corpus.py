@@ -56,7 +56,7 @@ class Corpus:
     def order(self, config: TrainConfig) -> StepOrder:
         """Which of `training` each optimiser step sees."""
         lengths = [self.sequences[index].num_tokens for index in self.training]
-        return StepOrder(lengths, config.sequences_per_step, config.seed)
+        return StepOrder(lengths, config.sequences_per_step, config.seed, config.first_step)
 
     def loss_mask(self, members: Sequence[int]) -> Tensor:
         """The padded loss mask [B, T] of some sequences, without their features."""

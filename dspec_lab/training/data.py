@@ -139,19 +139,19 @@ class StepOrder:
     """Which sequences each optimiser step sees: a function of the seed and the step, so a resumed run goes on alike.
 
     Every epoch visits the sequences in a new order. Those of one step have similar lengths; a remainder smaller than
-    a step is left for the next epoch.
+    a step is left for the next epoch. `first` steps of the order are left out, as passed in an earlier run.
     """
 
-    def __init__(self, lengths: Sequence[int], per_step: int, seed: int) -> None:
+    def __init__(self, lengths: Sequence[int], per_step: int, seed: int, first: int = 0) -> None:
         if len(lengths) < per_step:
             raise ValueError(f"{len(lengths)} training sequences are too few for steps of {per_step}")
-        self._lengths, self._per_step, self._seed = np.asarray(lengths), per_step, seed
+        self._lengths, self._per_step, self._seed, self._first = np.asarray(lengths), per_step, seed, first
         self.steps_per_epoch = len(lengths) // per_step
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
 
     def step(self, index: int) -> list[int]:
         """Sequence numbers of optimiser step `index`, from 0."""
-        epoch, within = divmod(index, self.steps_per_epoch)
+        epoch, within = divmod(self._first + index, self.steps_per_epoch)
         if self._epoch[0] != epoch:
             self._epoch = (epoch, list(self._steps_of(epoch)))
         return self._epoch[1][within].tolist()

@@ -59,6 +59,7 @@ class TrainConfig:
     steps: int = 2000  # optimiser steps
     minutes: float | None = None  # end after this long instead; warm-up and decay then follow the clock
     sequences_per_step: int = 4  # over all processes and micro-batches
+    first_step: int = 0  # of the data's order: a stage that goes on where the last one stopped begins with its steps
     accumulate: int = 1  # micro-batches a step
     anchors_per_sequence: int = 32  # dspark, dflash: blocks started in each sequence of a step
     first_slots: int | None = 3  # dspark, dflash, eagle3, mtp: tokens proposed in the first phase; None: no such phase
@@ -177,7 +178,7 @@ _WHOLE = {
     "ttt_length": 1, "medusa_num_heads": 1, "vocab_certain": 0, "vocab_drawn": 1, "steps": 1, "sequences_per_step": 1,
     "accumulate": 1, "anchors_per_sequence": 1, "first_slots": 1, "first_anchors": 1, "max_tokens": 8,
     "validation_sequences": 0, "validation_anchors": 1, "on_policy_prompts": 0, "validate_every": 1, "save_every": 1,
-    "seed": 0,
+    "seed": 0, "first_step": 0,
 }  # fmt: skip
 _REAL = {
     "step_loss_decay": (0.0, 1.0), "loss_ce": (0.0, math.inf), "loss_l1": (0.0, math.inf),

@@ -10,7 +10,7 @@ from dspec_lab.config import DecodeConfig
 from dspec_lab.drafters.autoregressive import AutoregressiveDrafter
 from dspec_lab.drafters.prompt_lookup import PromptLookupDrafter
 from dspec_lab.evaluation.evaluate import evaluate
-from dspec_lab.evaluation.paired import paired_rows, paired_table
+from dspec_lab.evaluation.paired import EVERYTHING, paired_rows, paired_table
 from dspec_lab.evaluation.prompts import Prompt
 from dspec_lab.verifier.tiny import tiny_decoder
 
@@ -78,6 +78,16 @@ def test_pairs_are_of_the_same_prompts_by_benchmark_and_domain(rows):
     turned = next(p for p in paired_rows(rows, "truncated") if (p.other, p.prompts_of) == ("itself", "one"))
     assert turned.difference == pytest.approx(-first.difference)
     assert paired_table(pairs).row_count == 6
+
+
+def test_pairs_over_all_prompts_come_with_a_second_domain(rows):
+    two = [replace(row, domain="code") if row.benchmark == "two" else row for row in rows]
+    pairs = {(pair.prompts_of, pair.other): pair for pair in paired_rows(two)}
+    assert list(dict.fromkeys(label for label, _ in pairs)) == ["one", "two", EVERYTHING]
+    # the same prompts as those of the one domain above, so the same numbers
+    one = {pair.other: pair for pair in paired_rows(rows) if pair.prompts_of == "math, all"}
+    for other, pair in one.items():
+        assert replace(pair, prompts_of=EVERYTHING) == pairs[EVERYTHING, other]
 
 
 def test_prompts_that_only_one_drafter_has_do_not_count(rows):

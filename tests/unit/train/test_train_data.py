@@ -107,6 +107,8 @@ def test_each_epoch_visits_every_sequence_once_in_a_new_order():
     again = StepOrder(list(range(10, 50)), 4, seed=7)
     assert again.step(13) == second[3], "the order must not depend on what was asked before"
     assert StepOrder(list(range(10, 50)), 4, seed=8).step(0) != first[0]
+    later = StepOrder(list(range(10, 50)), 4, seed=7, first=7)
+    assert [later.step(i) for i in range(5)] == first[7:] + second[:2], "a later stage goes on in the same order"
     with pytest.raises(ValueError, match="3 training sequences"):
         StepOrder([5, 5, 5], 4, seed=0)
 
