@@ -176,3 +176,10 @@ def test_reading_ahead_needs_a_cache(tiny_config, tiny_corpus):
     config = tiny_config("mtp")
     with pytest.raises(ValueError, match="'stream'"):
         read_ahead(tiny_corpus(config), config)
+
+
+def test_a_later_stage_reads_on_where_the_one_before_stopped(tiny_config, tiny_corpus, tmp_path):
+    corpus = tiny_corpus(tiny_config("mtp", steps=3), tmp_path)
+    whole, later = (corpus.order(tiny_config("mtp", steps=3, first_step=first)) for first in (0, 2))
+    assert [later.step(i) for i in range(3)] == [whole.step(i) for i in range(2, 5)]
+    assert later.step(0) != whole.step(0)
